@@ -60,6 +60,13 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would b
 DetachOption = Annotated[
     bool, typer.Option("--detach", "-d", help="Submit the job, to be run without this command, and return.")
 ]
+PoolOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Run it in this pool of the server, with --detach; as infra: pool/NAME."
+    ),
+]
+PriorityOption = Annotated[int, typer.Option(metavar="N", help="Jobs of a higher priority begin first.")]
 QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Show only warnings while the job runs.")]
 VerboseOption = Annotated[
     bool, typer.Option("-v", "--verbose", help="Show every event, and all that is known.")

@@ -65,6 +65,9 @@ class JobRequest:
     batch_size: Annotated[str | None, Field(max_length=200, description="As `32,64` or `32..256`.")] = None
     epochs_fixed: StrictBool | None = None
     target: Annotated[str | None, Field(max_length=200, description="As `val_accuracy=0.98`.")] = None
+    pool: Annotated[
+        str | None, Field(max_length=31, description="Of the server's pools; as `infra: pool/NAME`.")
+    ] = None
     audit: StrictBool = False
     priority: Priority = 0
     run: Annotated[

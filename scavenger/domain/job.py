@@ -336,7 +336,7 @@ class JobSpec(FrozenModel):
     )
     infra: InfraText = Field(
         default=Infra(),
-        description="Where to run: local, gcp/REGION[-ZONE], aws/REGION[ZONE], kubernetes[/CONTEXT] or "
+        description="Where to run: local, pool/NAME, gcp/REGION[-ZONE], aws/REGION[ZONE], kubernetes[/CONTEXT] or "
         "ssh/GROUP[-RACK]; or a mapping with one of the clouds' under at, and settings of this job's VMs.",
         json_schema_extra={"default": "local"},
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from scavenger.domain.pool import POOL
 from scavenger.errors import ConfigurationError
 
 ObjectiveName = Literal["time", "cost", "knee"]
@@ -25,6 +26,7 @@ class Overrides:
     batch_size: str | None = None
     epochs_fixed: bool | None = None
     target: str | None = None
+    pool: str | None = None
 
     def changes(self) -> dict[str, object]:
         """The overrides as keys and values of the job file.
@@ -44,6 +46,7 @@ class Overrides:
             "search.batch_size": sizes("--batch-size", self.batch_size, batch_sizes_of_text),
             "goal.epochs_fixed": self.epochs_fixed,
             **_goal(self.target),
+            "infra": None if self.pool is None else f"{POOL}/{self.pool}",
         }
         return {key: value for key, value in given.items() if value is not None}
 

@@ -11,7 +11,6 @@ class ServiceSettings(FrozenModel):
     """What a server that runs submitted jobs allows."""
 
     jobs: int = Field(default=16, ge=1, description="Most jobs at once.")
-    local_jobs: int = Field(default=1, ge=1, description="Most jobs at once that run on this machine itself.")
     jobs_per_user: int | None = Field(default=None, ge=1, description="Most jobs at once of one user.")
     budget: Money | None = Field(
         default=None, description="Most that all jobs of a calendar month (UTC) may cost, such as $200."

@@ -3,7 +3,7 @@
 A **submission** is a job that was handed over to be run. It has the id that its job will have::
 
     queued ──a runner is started──> running ──the job has ended──> ended
-      ├──withdrawn──> cancelled       │  ^
+      ├──withdrawn──> cancelled       │  ^  (its pool has other uses for its slots: it is queued again)
       │                               └──┘ its runner died: another one is started
       └──it cannot be started──> ended
 
@@ -153,6 +153,7 @@ class RunnerSeen:
         ended: Whether the job has ended since the submission began; a job that is resumed had ended before.
         step: Last step of the job; None before the first.
         cost_usd: Cost of the job so far.
+        pausing: Whether its runner has said that it saves, so as to give its slots back.
     """
 
     submission: Submission
@@ -161,6 +162,7 @@ class RunnerSeen:
     ended: bool
     step: int | None
     cost_usd: float
+    pausing: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from types import MappingProxyType
 
+from scavenger.domain.pool import pool_of
 from scavenger.domain.submission import Backlog, StoredBudgets, Submission
 from scavenger.presentation.formatting import plural
 
@@ -17,7 +19,6 @@ class QueueLimits:
 
     Attributes:
         jobs_max: Most jobs at once.
-        local_max: Most jobs at once that rent nothing: they slow each other, and would measure wrong step times.
         user_max: Most jobs at once of one user; None for no limit.
         budget_usd: Most that all jobs of the period may cost together; None for no limit.
         user_budget_usd: Most that the jobs of one user may cost; None for no limit.
@@ -25,7 +26,6 @@ class QueueLimits:
     """
 
     jobs_max: int = 16
-    local_max: int = 1
     user_max: int | None = None
     budget_usd: float | None = None
     user_budget_usd: float | None = None
@@ -68,7 +68,22 @@ class BacklogDecision:
     waiting: Mapping[str, str]
 
 
-def admit(backlog: Backlog, limits: QueueLimits, resting: Collection[str] = ()) -> BacklogDecision:
+def slotted(
+    backlog: Backlog, limits: QueueLimits, resting: Collection[str] = ()
+) -> tuple[frozenset[str], frozenset[str]]:
+    """Ids of the queued submissions that need slots of a pool, and of those among them that lack nothing else."""
+    state = _State(backlog, limits)
+    pooled = [one for one in backlog.queued if pool_of(one.job.spec, rents=one.job.rents)]
+    able = (one.id for one in pooled if one.id not in resting and not state.obstacle(one))
+    return frozenset(one.id for one in pooled), frozenset(able)
+
+
+def admit(
+    backlog: Backlog,
+    limits: QueueLimits,
+    resting: Collection[str] = (),
+    slotless: Mapping[str, str] = MappingProxyType({}),
+) -> BacklogDecision:
     """Decide which queued submissions begin.
 
     Higher priorities go first; among equals, users who run fewer jobs; then the order of submission. One that must
@@ -81,6 +96,7 @@ def admit(backlog: Backlog, limits: QueueLimits, resting: Collection[str] = ()) 
         backlog: What waits and runs.
         limits: The server's.
         resting: Ids of submissions that could not begin a moment ago.
+        slotless: Why submissions have no slots of their pool, by their ids.
     """
     state = _State(backlog, limits)
     waiting = {
@@ -91,7 +107,8 @@ def admit(backlog: Backlog, limits: QueueLimits, resting: Collection[str] = ()) 
     while left:
         one = min(left, key=lambda each: (-each.job.priority, state.running[each.job.user], each.number))
         left.remove(one)
-        if reason := state.obstacle(one):
+        if (reason := state.obstacle(one)) or one.id in slotless:
+            reason = reason or slotless[one.id]
             waiting[one.id] = reason
         else:
             begun.append(one)
@@ -106,7 +123,6 @@ class _State:
         self._limits = limits
         jobs = [seen.submission.job for seen in backlog.running]
         self.running = Counter(job.user for job in jobs)
-        self._local = sum(not job.rents for job in jobs)
         self._files = {
             **dict(backlog.busy_files),
             **{seen.submission.job.job_file: seen.submission.id for seen in backlog.running},
@@ -120,7 +136,6 @@ class _State:
     def begin(self, one: Submission) -> None:
         job = one.job
         self.running[job.user] += 1
-        self._local += not job.rents
         self._files[job.job_file] = one.id
         self._committed[job.user] += self._still_usd(one) or 0.0  # type: ignore[assignment]
 
@@ -136,8 +151,6 @@ class _State:
             return f"job {other[:8]} of the same job file runs"
         if self.running.total() >= limits.jobs_max:
             return f"{plural(limits.jobs_max, 'job')} at once may run"
-        if not job.rents and self._local >= limits.local_max:
-            return f"{plural(limits.local_max, 'job')} at once may run on this machine itself"
         if limits.user_max is not None and self.running[job.user] >= limits.user_max:
             return f"{plural(limits.user_max, 'job')} of {job.user} at once may run"
         return self._short_of_money(one)

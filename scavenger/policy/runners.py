@@ -60,7 +60,12 @@ class EndSubmission:
     cancelled: bool = False
 
 
-RunnerDecision = KeepRunner | AskRunner | StartRunner | EndSubmission
+@dataclass(frozen=True, slots=True)
+class PauseSubmission:
+    """The job waits in the queue again: its runner ended while it gave its slots back."""
+
+
+RunnerDecision = KeepRunner | AskRunner | StartRunner | EndSubmission | PauseSubmission
 
 
 def rest_s(starts: RunnerStarts) -> float:
@@ -133,6 +138,8 @@ def follow_runner(
         return KeepRunner("it renews its lease")
     if holder == "unseen" and silent_s <= SILENT_S:
         return KeepRunner("it may live, and was not silent for long")
+    if seen.pausing and not one.cancelling and (not seen.ended or seen.job_state == "interrupted"):
+        return PauseSubmission()
     if seen.ended and seen.job_state is not None:
         return EndSubmission(seen.job_state.replace("_", " "))
     if one.cancelling:

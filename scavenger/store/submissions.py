@@ -435,13 +435,16 @@ def _submission(row: SubmissionRow) -> Submission:
 
 
 def _seen(session: Session, row: SubmissionRow, job: JobRow | None) -> RunnerSeen:
+    lease = lease_of(session.get(LeaseRow, runner_lease(row.id)))
+    standing = row.standing or {}
     return RunnerSeen(
         _submission(row),
-        lease_of(session.get(LeaseRow, runner_lease(row.id))),
+        lease,
         None if job is None else cast(JobState, job.state),
         job is not None and job.ended_at is not None and job.ended_at >= (row.started_at or row.submitted_at),
         None if job is None else job.step,
         0.0 if job is None else job.cost_usd or 0.0,
+        lease is not None and (standing.get("state"), standing.get("token")) == ("pausing", lease.token),
     )
 
 

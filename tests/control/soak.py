@@ -92,9 +92,11 @@ class Serving:
         """Start it, if it does not run: a server that begins while the store is away ends at once."""
         if self.process is not None and self.process.poll() is None:
             return
+        pools = self._folder / "pools.toml"
+        pools.write_text("[pool.local]\nslots = 4\n")
         with open(self._folder / f"server-{self._number}.log", "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _SERVE, "serve", "--port", str(self.port), "--local-jobs", "4"],
+                [sys.executable, "-c", _SERVE, "serve", "--port", str(self.port), "--pool", str(pools)],
                 env={**os.environ, "SCAVENGER_STORE": self._url, "PYTHONPATH": f"{ROOT}:{ROOT / 'cli'}"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

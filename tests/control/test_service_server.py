@@ -344,7 +344,7 @@ def test_limits_are_read_from_the_settings_file() -> None:
         '[service]\njobs = 3\nbudget = "$200"\nbudgets = {ann = "$5"}\n', path="c"
     ).service
 
-    assert (service.jobs, service.local_jobs, service.budget, service.budgets) == (3, 1, 200.0, {"ann": 5.0})
+    assert (service.jobs, service.budget, service.budgets) == (3, 200.0, {"ann": 5.0})
     with pytest.raises(JobFileError, match=r"unknown key 'job' in service.*did you mean"):
         parse_settings("[service]\njob = 3\n", path="c")
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scavenger.domain.submission import Backlog, NewSubmission, RunnerSeen, RunnerStarts, Spending, Submission
-from scavenger.policy.admission import QueueLimits, admit
+from scavenger.policy.admission import QueueLimits, admit, slotted
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -79,11 +79,23 @@ class TestOrder:
 
 
 class TestLimits:
-    def test_one_job_at_once_runs_on_the_machine_itself_and_rented_ones_beside_it(self) -> None:
-        admission = admit(backlog(job(1), job(2), job(3, **CLOUD)), QueueLimits())
+    def test_one_without_slots_of_its_pool_waits_and_rented_ones_begin_beside_it(self) -> None:
+        waiting = backlog(job(1), job(2), job(3, **CLOUD))
+        admission = admit(waiting, QueueLimits(), slotless={"job-2": "1 job at once may run here"})
 
         assert begun(admission) == [1, 3]
-        assert admission.waiting == {"job-2": "1 job at once may run on this machine itself"}
+        assert admission.waiting == {"job-2": "1 job at once may run here"}
+
+    def test_slots_are_for_those_that_lack_nothing_else(self) -> None:
+        waiting = backlog(
+            job(1, job_file="/a"),
+            job(2),
+            job(3),
+            job(4, **CLOUD),
+            running=(job(0, running=True, job_file="/a"),),
+        )
+        assert slotted(waiting, QueueLimits(), ["job-3"]) == ({"job-1", "job-2", "job-3"}, {"job-2"})
+        assert slotted(waiting, QueueLimits(jobs_max=1))[1] == frozenset()
 
     def test_of_one_user(self) -> None:
         waiting = backlog(job(1, **CLOUD), job(2, **CLOUD), job(3, user="bob", **CLOUD))
@@ -144,7 +156,6 @@ _JOBS = st.lists(
     limits=st.builds(
         QueueLimits,
         jobs_max=st.integers(1, 5),
-        local_max=st.integers(1, 3),
         user_max=st.none() | st.integers(1, 3),
         budget_usd=st.none() | st.integers(0, 20).map(float),
         user_budget_usd=st.none() | st.integers(0, 9).map(float),
@@ -168,8 +179,6 @@ def test_no_limit_is_crossed_and_every_job_begins_or_is_told_why_not(
         return
     now = running + new
     assert len(now) <= limits.jobs_max
-    if any(not one.job.rents for one in new):
-        assert sum(not one.job.rents for one in now) <= limits.local_max
     for one in new:
         assert sum(other.job.job_file == one.job.job_file for other in now) == 1
         mine = [other for other in now if other.job.user == one.job.user]

@@ -20,6 +20,7 @@ from scavenger.policy.runners import (
     AskRunner,
     EndSubmission,
     KeepRunner,
+    PauseSubmission,
     Silences,
     StartRunner,
     follow_runner,
@@ -54,6 +55,17 @@ def test_a_silent_one_is_asked_and_ended_before_another_is_started() -> None:
 def test_one_that_cannot_be_seen_is_replaced_when_it_was_silent_for_long_and_never_killed() -> None:
     assert isinstance(follow(SEEN, "unseen", silent_s=SILENT_S), KeepRunner)
     assert follow(SEEN, "unseen", silent_s=SILENT_S + 1) == StartRunner()
+
+
+def test_one_that_dies_while_it_gives_its_slots_back_waits_in_the_queue_unless_its_job_has_ended() -> None:
+    pausing = replace(SEEN, pausing=True)
+
+    assert isinstance(follow(pausing, "alive"), KeepRunner)
+    assert follow(pausing, "dead") == PauseSubmission()
+    assert follow(replace(pausing, job_state="interrupted", ended=True), "dead") == PauseSubmission()
+    assert isinstance(follow(replace(pausing, job_state="succeeded", ended=True), "dead"), EndSubmission)
+    cancelled = replace(pausing, submission=replace(ONE, cancelling=True))
+    assert isinstance(follow(cancelled, "dead"), EndSubmission)
 
 
 def test_the_submission_of_a_job_that_has_ended_ends() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from scavenger.api.submissions import SubmissionAnswer, SubmittedJob, submitted
+from scavenger.domain.pool import POOL
 from scavenger.presentation.formatting import clean
 from scavenger_cli.commands.driving import drive
 from scavenger_cli.ui import console
@@ -49,7 +50,7 @@ def detach_job(prepared: PreparedJob, detach: Detach, invocation: Invocation, *,
     from scavenger.control.jobs.prepared import prepare_job
     from scavenger.control.service.submitting import hand_over, new_submission, own_environment
 
-    if not invocation.yes:
+    if not invocation.yes and prepared.job.infra.provider != POOL:  # which plans with the slots that it gives
         code, agreed = _planned(prepared, invocation)
         if not agreed:
             return code

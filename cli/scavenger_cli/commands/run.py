@@ -6,9 +6,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from scavenger.domain.overrides import Overrides
 from scavenger.errors import ConfigurationError
@@ -29,6 +26,8 @@ from scavenger_cli.options import (
     ObjectiveOption,
     Output,
     OutputOption,
+    PoolOption,
+    PriorityOption,
     QuietOption,
     ScriptArguments,
     StoreOption,
@@ -58,15 +57,19 @@ def optimize(
     dry_run: DryRunOption = False,
     audit: AuditOption = False,
     detach: DetachOption = False,
+    pool: PoolOption = None,
+    priority: PriorityOption = 0,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
     store_url: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Profile a job, choose what it should run on, and train it there; also a Keras or PyTorch script."""
-    overrides = Overrides(objective, strategy, budget, deadline, workers, batch_size, epochs_fixed, target)
+    overrides = Overrides(
+        objective, strategy, budget, deadline, workers, batch_size, epochs_fixed, target, pool
+    )
     invocation = Invocation(store_url, output.is_json, yes, verbose, quiet)
-    how = Detach() if detach else None
+    how = Detach(priority) if detach else None
     job_file = _job_file(job_file, arguments or (), invocation, run=True, dry_run=dry_run)
     return execute(job_file, overrides, invocation, run=True, dry_run=dry_run, audit=audit, detach=how)
 
@@ -100,7 +103,8 @@ def launch(
     job_file: JobFile,
     yes: YesOption = False,
     detach: DetachOption = False,
-    priority: Annotated[int, typer.Option(metavar="N", help="Jobs of a higher priority begin first.")] = 0,
+    pool: PoolOption = None,
+    priority: PriorityOption = 0,
     audit: AuditOption = False,
     store_url: StoreOption = None,
     output: OutputOption = Output.TEXT,
@@ -108,7 +112,7 @@ def launch(
     """Submit a job like `optimize --detach`, and show its log; Ctrl-C ends only the showing."""
     how = Detach(priority, follow=not (detach or output.is_json))
     invocation = Invocation(store_url, output.is_json, yes)
-    return execute(job_file, Overrides(), invocation, run=True, audit=audit, detach=how)
+    return execute(job_file, Overrides(pool=pool), invocation, run=True, audit=audit, detach=how)
 
 
 def _sentence(old_prices: str) -> str:

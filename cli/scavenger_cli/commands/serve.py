@@ -33,13 +33,12 @@ class Given:
     """
 
     jobs: int | None = None
-    local_jobs: int | None = None
     budget: str | None = None
     budget_per_user: str | None = None
 
     def over(self, limits: QueueLimits) -> QueueLimits:
         """The limits with these in their place, but for the budgets."""
-        given: dict[str, Any] = {"jobs_max": self.jobs, "local_max": self.local_jobs}
+        given: dict[str, Any] = {"jobs_max": self.jobs}
         return replace(limits, **{name: value for name, value in given.items() if value is not None})
 
     def budgets(self, stored: StoredBudgets) -> StoredBudgets:
@@ -83,9 +82,12 @@ def serve(
         int | None,
         typer.Option(metavar="N", min=1, help="Most jobs at once. Default: 16, or of the settings file."),
     ] = None,
-    local_jobs: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Most jobs at once on this machine itself. Default: 1."),
+    pool: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Pools of this machine, TOML with a table [pool.NAME] each. Default: those of the settings file.",
+        ),
     ] = None,
     budget: Annotated[
         str | None,
@@ -122,24 +124,28 @@ def serve(
     """
     from scavenger.control.service.stopping import stopped_by_signals
 
-    given = Given(jobs, local_jobs, budget, budget_per_user)
+    given = Given(jobs, budget, budget_per_user)
     place = ListenAddress(host, port, tuple(allowed_host or ()), certificate, key) if api else None
 
     with stopped_by_signals() as stop:  # also while it starts, which takes seconds
-        _serve_until(stop, given, place, store_url)
+        _serve_until(stop, given, place, store_url, pool)
     return 0
 
 
 def _serve_until(
-    stop: threading.Event, given: Given, place: ListenAddress | None, store_url: str | None
+    stop: threading.Event,
+    given: Given,
+    place: ListenAddress | None,
+    store_url: str | None,
+    pools_file: Path | None,
 ) -> None:
     from scavenger import logs
     from scavenger.control.notifying.settings import notifying
-    from scavenger.control.service.server import Server, configured_limits, run
+    from scavenger.control.service.server import Server, configured_limits, configured_pools, run
     from scavenger.control.sweep import sweeping
     from scavenger.store import Store
 
-    limits = given.over(configured_limits())
+    limits, pools = given.over(configured_limits()), configured_pools(pools_file)
     logs.set_up("server", logs.read_settings())
     with Store.open(store_url) as store, _api(store, place, limits) as address:
         before = store.budgets()
@@ -152,7 +158,7 @@ def _serve_until(
                 console.note(line)
 
         with notifying(store, address=address, limits=limits, within_s=_LAST_S), sweeping(store):
-            run(Server(store, limits, address=address), stop, begun=tell)
+            run(Server(store, limits, pools, address=address), stop, begun=tell)
 
 
 def _budget_line(budgets: StoredBudgets) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from scavenger import logs
 from scavenger.control.jobs.end import JobOutcome, ended_by, report_of
 from scavenger.control.jobs.job_trace import traced
+from scavenger.control.jobs.pool_seat import PoolSeat
 from scavenger.control.jobs.prepared import PreparedJob
 from scavenger.control.jobs.relocation import forget_record
 from scavenger.control.jobs.resumption import Resumption, checkpoint_url
@@ -29,8 +30,16 @@ from scavenger.control.training.limits import CLOSE_S, Limits
 from scavenger.control.training.operations import OperationHandler
 from scavenger.control.training.recorder import Recorder, refuse_second_run
 from scavenger.control.training.trainer import Trainer
+from scavenger.domain.pool import POOL
 from scavenger.domain.report import JobState, Noted, Observer, PhaseChanged, Predicted, RunReport
-from scavenger.errors import CleanupError, Interrupted, LimitReachedError, NotSupportedError, ScavengerError
+from scavenger.errors import (
+    CleanupError,
+    ConfigurationError,
+    Interrupted,
+    LimitReachedError,
+    NotSupportedError,
+    ScavengerError,
+)
 from scavenger.policy import learning_rate_scale
 from scavenger.presentation.formatting import plural
 from scavenger.store import Store
@@ -57,6 +66,10 @@ class JobRun:
         job_id: Id under which the job was submitted; None for a job that was not. A job that is on record under this
             id, and has no checkpoint, starts again from its first step.
         approved: What was predicted of this run, and agreed to, before it; None if nothing was.
+        seat: Its seat in a pool; None if it is in none, or has its pool as a whole.
+
+    Attributes:
+        paused: Whether it has ended, or is about to end, so as to wait in the queue of its pool.
     """
 
     def __init__(
@@ -71,12 +84,13 @@ class JobRun:
         audit: bool = False,
         job_id: str | None = None,
         approved: Predicted | None = None,
+        seat: PoolSeat | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._prepared, self._store, self._observer = prepared, store, observer
         self._trains, self._confirm, self._resumed = run, confirm, resumed
         self._audit, self._submitted, self._clock = audit, job_id, clock
-        self._approved = approved
+        self._approved, self._seat, self.paused = approved, seat, False
         self._tracking: Tracking | None = None
         self._recorder_in_use: Recorder | None = None
         self._resources: Allocation | None = None
@@ -97,6 +111,14 @@ class JobRun:
         self._stop_reason = reason
         if self._workflow is not None:
             self._workflow.trainer.stop(reason)
+
+    def request_pause(self, reason: str) -> None:
+        """As `request_stop`; the job goes on when its pool has slots for it again."""
+        if self._stop_reason is None:
+            self.paused = True
+            if self._seat is not None:
+                self._seat.pausing()
+        self.request_stop(reason)
 
     @property
     def supervisor(self) -> JobSupervisor | None:
@@ -150,6 +172,11 @@ class JobRun:
         if self._prepared.job.trackers is not None and self._trains:
             self._tracking = Tracking(trackers_of(self._prepared.job.trackers), self._observer)
             self._observer = self._tracking
+        if place.job.infra.provider == POOL and self._seat is None:
+            raise ConfigurationError(
+                f"infra: {place.job.infra}: the server of a pool runs its jobs: submit it with --detach",
+                key="infra",
+            )
         place.check()
         if place.rents and self._resumed is None:
             strategy, hardware = self._prepared.job.search.strategy, place.hardware
@@ -309,13 +336,18 @@ class JobRun:
         def tick() -> None:
             upkeep.tick()
             operations.look()
+            look()
+
+        def look() -> None:
+            if self._seat is not None:
+                self._seat.look(workflow, operations, pausing=self.paused)
 
         trainer = self._trainer(supervisor, resources, recorder, journals, started_at, tick)
         upkeep = self._upkeep = Upkeep(
             trainer, recorder, journals, resources, checkpoints=checkpoints, clock=self._clock
         )
         workflow = self._workflow = self._searching(trainer, resources, recorder)
-        operations = self._operations(recorder, workflow, work_dir)
+        operations = self._operations(recorder, workflow, work_dir, look)
         if self._stop_reason is not None:
             trainer.stop(self._stop_reason)
         trainer.start(resources.space.workers[0])
@@ -394,8 +426,10 @@ class JobRun:
             approved=self._approved,
         )
 
-    def _operations(self, recorder: Recorder, workflow: JobWorkflow, work_dir: Path) -> OperationHandler:
-        job = self._prepared.job
+    def _operations(
+        self, recorder: Recorder, workflow: JobWorkflow, work_dir: Path, answered: Callable[[], None]
+    ) -> OperationHandler:
+        job, seat = self._prepared.job, self._seat
         operations = OperationHandler(
             self._store,
             recorder.job_id,
@@ -406,6 +440,10 @@ class JobRun:
             measured=recorder.measured,
             policy=job.elastic.policy,
             folder=work_dir,
+            pool="" if seat is None else seat.pool,
+            pause=self.request_pause,
+            obeyed=0 if seat is None else seat.share.since,
+            answered=answered,
         )
         if not self._trains:
             operations.refusing = "this is a plan, which ends with the choice; it can only be stopped"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from scavenger.control.jobs.job_run import JobRun
+from scavenger.control.jobs.pool_seat import PoolSeat
 from scavenger.control.jobs.prepared import prepare_job
 from scavenger.control.jobs.relocation import relocated
 from scavenger.control.jobs.resumption import find_resumption
@@ -32,6 +33,7 @@ def resume_job(
     budget_usd: float | None = None,
     left_s: float | None = None,
     spec: JobSpec | None = None,
+    seat: PoolSeat | None = None,
 ) -> JobRun:
     """Prepare a job to continue from its newest checkpoint.
 
@@ -46,6 +48,7 @@ def resume_job(
         budget_usd: What all its attempts may cost together; None for its own budget alone.
         left_s: How long it may run from now on; None for its own deadline alone.
         spec: What it goes on with, which is recorded; see `renewal.renewed`. None for what is on record.
+        seat: See `JobRun`; it goes on with as many workers as it may have now.
 
     Raises:
         ConfigurationError: If it cannot be resumed, or has no checkpoint that can be read.
@@ -60,6 +63,8 @@ def resume_job(
         for spec in (JobSpec.model_validate(record.spec), own)
     )
     resumed = find_resumption(record, before / "measurements.jsonl")
+    if seat is not None and resumed.chosen is not None:
+        resumed = replace(resumed, chosen=seat.fitted(resumed.chosen, own))
     deadline_s = None if left_s is None else resumed.before.elapsed_s + left_s
     job = _within(job, {"budget": budget_usd, "deadline": deadline_s})
     prepared = prepare_job(job, job_file, warm=warm, kept=kept)
@@ -82,6 +87,7 @@ def resume_job(
         confirm=confirm,
         resumed=replace(resumed, before=earlier, spec=None if spec is None else spec.written()),
         audit=audit,
+        seat=seat,
     )
 
 

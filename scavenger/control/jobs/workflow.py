@@ -43,6 +43,7 @@ from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve, thinned
 from scavenger.domain.document import report_document
 from scavenger.domain.job import JobSpec
 from scavenger.domain.measurement import Measurement
+from scavenger.domain.pool import RatePoint, WorkLeft
 from scavenger.domain.report import ChoiceMade, JobState, PhaseChanged, Predicted, ReportedJob, RunReport
 from scavenger.errors import ConfigurationError, NoFeasiblePlanError
 from scavenger.models.fixed_epochs import FixedEpochs
@@ -56,6 +57,8 @@ from scavenger.store import Store
 Confirm = Callable[[TradeoffCurve, Choice, Predicted], bool]
 Answer = TypeVar("Answer")
 
+RATE_POINTS_MAX = 256
+"""Most workers of which a pool is told the rate that is predicted."""
 CURVE_POINTS_MAX = 2_000
 """Most points of the curve that the journal keeps, about a megabyte; the report has all of them."""
 
@@ -159,6 +162,52 @@ class JobWorkflow:
             return progress_of(self.trainer, self._model)
         return None if self._expected is None else self.outlook.alone(*self._expected)
 
+    @property
+    def rate(self) -> float | None:
+        """Samples a second in the present configuration; None before a step was undisturbed."""
+        now = self.trainer.configuration
+        steps = None if now is None else self.trainer.history.measured.get(now)
+        return None if steps is None or steps[2] <= 0.0 else steps[1] / steps[2]
+
+    def left(self) -> WorkLeft | None:
+        """What is still to be done; None if it is not known."""
+        trainer, model = self.trainer, self._model
+        if model is not None and trainer.configuration is not None:
+            samples = remaining_samples(trainer, model)
+            batch = float(trainer.configuration.global_batch_size)
+            log_sd = 0.0
+            if self._job.goal.target is not None:
+                log_sd = float(model.statistical.predict(np.array([batch]))[1][0])
+            return None if samples is None else WorkLeft(samples, log_sd)
+        share = self.progress()
+        if share is None or self._expected is None or self._expected[1] is None:
+            return None
+        whole = self._expected[1] * self._expected[0]
+        return WorkLeft(max(0.0, 1.0 - share) * whole)
+
+    def rates(self) -> tuple[RatePoint, ...]:
+        """The curve of the job: by its model once it has chosen, else what was measured; by growing workers."""
+        trainer, model = self.trainer, self._model
+        measured: dict[int, float] = {}
+        for configuration, (_, samples, seconds) in trainer.history.measured.items():
+            if seconds > 0.0:
+                measured[configuration.workers] = max(
+                    measured.get(configuration.workers, 0.0), samples / seconds
+                )
+        points = {count: RatePoint(count, rate, measured=True) for count, rate in measured.items()}
+        if model is not None and self.state.chosen is not None:
+            low, high = self._job.elastic_range
+            sizes = [(count, self.batch_at(count)) for count in range(low, min(high, RATE_POINTS_MAX) + 1)]
+            workers, batch = np.array([size for size in sizes if size[0] <= size[1]], dtype=np.int64).T
+            step_s = model.predict(trainer.offer, workers, batch).step_time_s * model.mean_over_median
+            predicted = zip(workers.tolist(), (batch / step_s).tolist(), strict=True)
+            points |= {
+                count: RatePoint(count, rate, measured=count in measured)
+                for count, rate in predicted
+                if count not in measured
+            }
+        return tuple(points[count] for count in sorted(points))
+
     # ---- the run -------------------------------------------------------------------------------------------
 
     def run(self, operations: OperationHandler) -> JobState:
@@ -190,6 +239,9 @@ class JobWorkflow:
         now = Spent.by_now(trainer)
         self.state = replace(self.state, search=Search(nothing, now, ended=now), predicted=before.predicted)
         self._model = model
+        if model is None:
+            expected = self._expected_samples(known)
+            self._expected = (known.dataset_size, None if expected is None else expected / known.dataset_size)
         if self._job.at_equal_progress:
             self._last_for(resumed_epochs(self._job, chosen, before.predicted, model), chosen)
         trainer.move(chosen, "resumed", meanwhile=chosen.global_batch_size)

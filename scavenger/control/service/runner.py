@@ -12,19 +12,21 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from scavenger import logs
 from scavenger.control.jobs.job_run import JobRun
+from scavenger.control.jobs.pool_seat import PoolSeat
 from scavenger.control.jobs.prepared import prepare_job
 from scavenger.control.jobs.resume import resume_job
 from scavenger.control.provisioning.lease_holder import holder_name
 from scavenger.control.service.life import answering
 from scavenger.domain.intent import Fence, Lease
 from scavenger.domain.job import JobSpec
+from scavenger.domain.pool import pool_of
 from scavenger.domain.report import EpochEnded, Event, Observer
 from scavenger.domain.submission import Submission, runner_lease
 from scavenger.errors import (
@@ -67,6 +69,7 @@ class Runner:
     def __init__(self, store: Store, submission: Submission, fence: Fence) -> None:
         self._store, self._submission, self._fence = store, submission, fence
         self._job: JobRun | None = None
+        self._seat: PoolSeat | None = None
         self._done = threading.Event()
         self._stops = 0
         self._tried_at = time.monotonic()
@@ -83,31 +86,38 @@ class Runner:
     def _run(self) -> int:
         renewing = threading.Thread(target=self._keep_lease, name="lease", daemon=True)
         renewing.start()
-        again = False
+        leave: Callable[[Fence, str, str], bool] = self._store.end_submission
         try:
             with self._stopped_by_signals():
-                self._job = self._prepared()
-                report = self._job.run()
-            reason, code = report.error or report.job.state.replace("_", " "), report.exit_code
+                self._seat = self._taken_seat()
+                if self._seat is not None and not self._seat.share.told:
+                    reason, code, leave = "paused", 0, self._store.pause_submission
+                else:
+                    self._job = self._prepared()
+                    report = self._job.run()
+                    reason, code = report.error or report.job.state.replace("_", " "), report.exit_code
+                    if self._job.paused and report.job.state == "interrupted":
+                        leave = self._store.pause_submission
         except (TransientError, StoreUnavailableError) as error:
-            reason, code, again = str(error), error.exit_code, True
+            reason, code, leave = str(error), error.exit_code, self._store.requeue
         except ScavengerError as error:
             reason, code = str(error), error.exit_code
         except Exception as error:
             logger.exception("internal fault")
             reason, code = f"internal fault: {type(error).__name__}: {error}", 1
         self._done.set()
+        if self._seat is not None:
+            self._seat.changed.set()
         renewing.join()
         logger.info("%s", reason)
         try:
-            self._leave(" ".join(reason.split()), again=again, until_s=time.monotonic() + _STORE_S)
+            self._leave(leave, " ".join(reason.split()), until_s=time.monotonic() + _STORE_S)
         except LeaseLostError:
             return LEASE_LOST
         return code
 
-    def _leave(self, reason: str, *, again: bool, until_s: float) -> None:
+    def _leave(self, leave: Callable[[Fence, str, str], bool], reason: str, *, until_s: float) -> None:
         """Record the end of the submission, or that it waits again, as soon as the store is in service."""
-        leave = self._store.requeue if again else self._store.end_submission
         problem = logs.Repeated(logger)
         while True:
             try:
@@ -119,13 +129,36 @@ class Runner:
                 problem.warn(str(error))
                 time.sleep(_AGAIN_S)
 
+    def _taken_seat(self) -> PoolSeat | None:
+        """The job's seat in its pool; None if it is in none, or has it as a whole.
+
+        Raises:
+            TransientError: The pool has no share for it any more.
+        """
+        one, store = self._submission, self._store
+        name = pool_of(one.job.spec, rents=one.job.rents)
+        allotment = store.allotment(name) if name else None
+        if allotment is None or allotment.pool.whole:
+            return None
+        if (share := allotment.shares.get(one.id)) is None:
+            raise TransientError(f"pool {name} has no slots for it")
+        before = store.standings([one.id]).get(one.id)
+        return PoolSeat(
+            name,
+            share,
+            token=self._fence.token,
+            attained_slot_s=0.0 if before is None else before.attained_slot_s,
+        )
+
     def _prepared(self) -> JobRun:
         """The job, to be begun, resumed from its checkpoint, or begun again if its first runner left none.
 
         Raises:
             ScavengerError: If it cannot be run.
         """
-        one, store = self._submission, self._store
+        one, store, seat = self._submission, self._store, self._seat
+        spec = JobSpec.model_validate(one.job.spec)
+        spec = spec if seat is None else seat.within(spec)
         if one.job.run and store.has_job(one.id) and store.job(one.id).checkpoint is not None:
             return resume_job(
                 one.id,
@@ -133,9 +166,10 @@ class Runner:
                 observer=_Log(),
                 confirm=None,
                 audit=one.job.audit,
-                spec=JobSpec.model_validate(one.job.spec),
+                spec=spec,
+                seat=seat,
             )
-        prepared = prepare_job(JobSpec.model_validate(one.job.spec), Path(one.job.job_file))
+        prepared = prepare_job(spec, Path(one.job.job_file))
         return JobRun(
             prepared,
             store=store,
@@ -144,6 +178,7 @@ class Runner:
             confirm=None,
             audit=one.job.audit,
             job_id=one.id,
+            seat=seat,
         )
 
     @contextmanager
@@ -167,10 +202,10 @@ class Runner:
     def _keep_lease(self) -> None:
         """Renew the lease, and look whether the job is to be stopped."""
         told = False
-        while not self._done.wait(RENEW_S):
+        while not self._waited():
             self._tried_at = time.monotonic()
             try:
-                held = self._store.renew_lease(self._fence)
+                held = self._renewed()
                 now = self._store.submission(self._submission.id)
             except LeaseLostError:
                 held, now = False, None
@@ -181,6 +216,19 @@ class Runner:
             if now is not None and now.cancelling and self._job is not None and not told:
                 self._job.request_stop(now.reason or "cancelled")
                 told = True
+
+    def _waited(self) -> bool:
+        """Wait until the lease is to be renewed; returns whether the run is over."""
+        if self._seat is None:
+            return self._done.wait(RENEW_S)
+        self._seat.changed.wait(RENEW_S)
+        self._seat.changed.clear()
+        return self._done.is_set()
+
+    def _renewed(self) -> bool:
+        if self._seat is None:
+            return self._store.renew_lease(self._fence)
+        return self._store.stand(self._fence, self._submission.id, self._seat.standing())
 
     def _end_at_once(self) -> None:
         """End every process of the job, and this one: another runner has the job."""

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,10 +23,14 @@ from pathlib import Path
 from scavenger.control.provisioning.lease_holder import holder_name
 from scavenger.control.service.holders import end_holder, state_of
 from scavenger.control.service.life import idle_of
+from scavenger.control.service.pools import Pools
 from scavenger.control.service.stopping import stopped_by_signals
 from scavenger.control.service.submitting import runner_environment
-from scavenger.control.settings import load_settings
+from scavenger.control.settings import SETTINGS_VARIABLE, load_settings
+from scavenger.control.training.operations import knock
 from scavenger.domain.intent import Fence, Lease
+from scavenger.domain.pool import Pool
+from scavenger.domain.pool_settings import pools_of
 from scavenger.domain.submission import (
     SERVER_LEASE,
     Backlog,
@@ -44,12 +48,13 @@ from scavenger.errors import (
     TransientError,
 )
 from scavenger.logs import Repeated, of_job
-from scavenger.policy.admission import QueueLimits, admit, budget_period
+from scavenger.policy.admission import BacklogDecision, QueueLimits, admit, budget_period, slotted
 from scavenger.policy.runners import (
     SILENT_S,
     AskRunner,
     EndSubmission,
     Holder,
+    PauseSubmission,
     Silences,
     StartRunner,
     follow_runner,
@@ -87,12 +92,21 @@ def configured_limits() -> QueueLimits:
     service = load_settings().service
     return QueueLimits(
         service.jobs,
-        service.local_jobs,
         service.jobs_per_user,
         service.budget,
         service.budget_per_user,
         service.budgets,
     )
+
+
+def configured_pools(path: Path | None = None) -> dict[str, Pool]:
+    """The pools of a file, or of the settings file, and that of this machine.
+
+    Raises:
+        JobFileError: If it cannot be read or is invalid.
+    """
+    settings = load_settings() if path is None else load_settings({SETTINGS_VARIABLE: str(path)})
+    return pools_of(settings.pool, len(os.sched_getaffinity(0)))
 
 
 def runner_log(one: Submission) -> Path:
@@ -106,6 +120,7 @@ class Server:
 
     Args:
         limits: Limits on jobs at once and on money.
+        pools: The pools that it shares out, by name; None for those of the settings file.
         idle_s: Ends after so long without anything to do, and gives way to a server that does not; None: never.
         address: URL of its API; empty if it has none.
         held: Descriptors that its runners hold, too; see `place.sole_in`.
@@ -119,6 +134,7 @@ class Server:
         self,
         store: Store,
         limits: QueueLimits | None = None,
+        pools: Mapping[str, Pool] | None = None,
         *,
         idle_s: float | None = None,
         address: str = "",
@@ -127,6 +143,7 @@ class Server:
     ) -> None:
         self._store, self._clock, self.idle_s, self._held = store, clock, idle_s, held
         self._limits = configured_limits() if limits is None else limits
+        self._pools = Pools(store, configured_pools() if pools is None else pools, clock=clock)
         self._holder, me, now = holder_name(), store.me(), datetime.now(UTC)
         self.record = ServerRecord(
             id=str(uuid.uuid4()),
@@ -262,33 +279,54 @@ class Server:
                 self._store.end_submission(None, one.id, reason)
             if reason or self._since_start_s(one.id) < rest_s(one.starts):
                 resting.add(one.id)
-        admission = admit(backlog, self._limits_now(), resting)
-        for one in admission.begin:
+        for one in backlog.queued:
             if (folder := _began_before(self._store, one)) is not None:
                 reason = f"it began after the backup that the store was restored from: scavenger store recover {folder}"
                 self._store.end_submission(None, one.id, reason)
                 resting.add(one.id)
-        if any(one.id not in resting for one in admission.begin):
-            for one, lease in self._taken(resting):
-                self._launch(one, lease)
+        limits = self._limits_now()
+        pooled, able = slotted(backlog, limits, resting)
+        admission = admit(backlog, limits, resting, dict.fromkeys(pooled, "") | dict(self._pools.waiting))
+        if admission.begin or self._pools.due(backlog, able):
+            admission = self._decided(resting)
         known = {one.id: one.reason for one in backlog.queued}
         changed = {
             job_id: reason
             for job_id, reason in admission.waiting.items()
-            if known[job_id] != reason and job_id not in resting
+            if reason and known.get(job_id, reason) != reason and job_id not in resting
         }
         if changed:
             self._store.explain_waiting(changed)
 
-    def _taken(self, resting: Collection[str]) -> list[tuple[Submission, Lease]]:
-        """Take the leases of what may begin, as it is in this transaction: other servers spend the same budgets."""
+    def _decided(self, resting: Collection[str]) -> BacklogDecision:
+        """Share out the pools, and begin what may begin, in one transaction; then start the runners.
+
+        Which ones is decided anew in the transaction, since another server may have begun some, or other jobs, since
+        the backlog was read: servers of one account wait for each other here.
+        """
         with self._store.together():
-            begin = admit(self.backlog(), self._limits_now(), resting).begin
+            backlog, limits = self.backlog(), self._limits_now()
+            pooled, able = slotted(backlog, limits, resting)
+            shared = self._pools.decide(backlog, able, self._lives, datetime.now(UTC))
+            waits = {
+                job_id: shared.waiting.get(job_id, "") for job_id in pooled if job_id not in shared.begin
+            }
+            admission = admit(backlog, limits, resting, waits)
             leases = [
                 self._store.start_runner(one.id, self._holder, self._store.lease(runner_lease(one.id)))
-                for one in begin
+                for one in admission.begin
             ]
-        return [(one, lease) for one, lease in zip(begin, leases, strict=True) if lease is not None]
+        for one, lease in zip(admission.begin, leases, strict=True):
+            if lease is not None:
+                self._launch(one, lease)
+        asked = {seen.submission.id: seen.submission for seen in backlog.running}
+        for job_id in shared.told:
+            with suppress(OSError):
+                knock(runner_log(asked[job_id]).parents[1])
+        return admission
+
+    def _lives(self, seen: RunnerSeen) -> bool:
+        return self._state_of(seen) != "dead"
 
     # ---- runners -------------------------------------------------------------------------------------------
 
@@ -351,6 +389,9 @@ class Server:
             case StartRunner():
                 of_job(logger, one.id).warning("its runner is gone, and another one is started")
                 self._start(one, seen.lease)
+            case PauseSubmission():
+                if seen.lease is not None:
+                    self._store.pause_submission(seen.lease.fence, one.id, "paused")
             case EndSubmission():
                 self._end(seen, decision)
 

@@ -50,6 +50,8 @@ class OperationHandler:
         folder: Of the job, for `knock`; None if nobody knocks.
         pool: The pool that alone decides on the job's size; empty if the job is in none.
         pause: Ends the job so that it waits in the queue, given the reason.
+        obeyed: Number of the allotment by which it was begun.
+        answered: Called when an operation was answered.
 
     Attributes:
         refusing: Why operations on the job's size are refused now; empty if they are accepted.
@@ -71,11 +73,13 @@ class OperationHandler:
         pool: str = "",
         pause: Callable[[str], None] = lambda reason: None,
         obeyed: int = 0,
+        answered: Callable[[], None] = lambda: None,
     ) -> None:
         self._store, self._job_id, self._keep = store, job_id, keep
         self._min, self._max = workers
         self._batch, self._stop, self._measured = batch, stop, measured
         self._policy, self._pool, self._pause, self.obeyed = policy, pool, pause, obeyed
+        self._answered = answered
         self._taken: OperationRecord | None = None
         self._looking = False
         self._asked = None if folder is None else folder / ASKED
@@ -162,6 +166,7 @@ class OperationHandler:
         if isinstance(record.operation, TakeShare):
             self.obeyed = max(self.obeyed, record.operation.allotment)
         self._keep(lambda: self._store.end_operation(record.id, verdict, message))
+        self._answered()
 
     # ---- one method per operation --------------------------------------------------------------------------
 

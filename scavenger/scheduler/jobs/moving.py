@@ -103,15 +103,19 @@ def next_allotment(
     names: Mapping[str, str],
     now: datetime,
 ) -> PoolAllotment | None:
-    """The allotment to be recorded; None if nothing has changed since the last.
+    """The allotment to be recorded; None if nothing but a reason has changed since the last.
 
     Args:
         names: Of jobs, by their ids.
     """
-    if last is not None and last.pool == pool and dict(last.shares) == dict(shares):
+    if last is not None and last.pool == pool and _numbers(last.shares) == _numbers(shares):
         return None
     told = tuple(_told(move, names.get(move.job, move.job[:8])) for move in done)
     return PoolAllotment(pool, 1 if last is None else last.number + 1, dict(shares), told, now)
+
+
+def _numbers(shares: Mapping[str, PoolShare]) -> dict[str, PoolShare]:
+    return {job_id: replace(share, reason="") for job_id, share in shares.items()}
 
 
 def _told(move: Move, name: str) -> str:

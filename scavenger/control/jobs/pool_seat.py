@@ -1,0 +1,121 @@
+"""A job's seat in its pool: how many workers it may have, and how it stands, for the server of the pool."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from scavenger.control.jobs.workflow import JobWorkflow
+from scavenger.control.training.operations import NOT_YET, OperationHandler
+from scavenger.domain.configuration import Configuration
+from scavenger.domain.job import JobSpec
+from scavenger.domain.pool import JobStanding, PoolShare
+from scavenger.policy import batch_rule
+
+_CURVE_S = 5.0
+"""How often a job's curve is predicted anew."""
+
+
+class PoolSeat:
+    """The seat of one run of a job.
+
+    Args:
+        pool: Name of the pool.
+        share: What the job was begun with.
+        token: Of the lease of its runner.
+        attained_slot_s: What it had by its earlier runners.
+        clock: Monotonic seconds.
+
+    Attributes:
+        changed: Set when the standing says something else than a moment ago.
+    """
+
+    def __init__(
+        self,
+        pool: str,
+        share: PoolShare,
+        *,
+        token: int,
+        attained_slot_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.pool, self.share = pool, share
+        self.changed = threading.Event()
+        self._clock = clock
+        self._began_at = self._counted_at = clock()
+        self._attained_slot_s = attained_slot_s
+        self._curve_at = float("-inf")
+        self._now = JobStanding(token, "starting", share.told, share.since)
+
+    # ---- what the job may have -----------------------------------------------------------------------------
+
+    def within(self, job: JobSpec) -> JobSpec:
+        """The job as it runs with this share: it searches up to it, and no policy of its own changes its size."""
+        low, high = job.elastic_range
+        told = self.share.told
+        counts = tuple(count for count in job.worker_counts if count <= told) or (told,)
+        search = job.search.model_copy(update={"workers": counts})
+        elastic = job.elastic.model_copy(
+            update={
+                "min": min(low, told),
+                "max": max(high, told),
+                "policy": "fixed",
+                "straggler": "none",
+            }
+        )
+        return job.model_copy(update={"search": search, "elastic": elastic})
+
+    def fitted(self, chosen: Configuration, job: JobSpec) -> Configuration:
+        """The configuration that an earlier run has chosen, with the workers of this share."""
+        elastic = job.elastic
+        rule = batch_rule(elastic.batch, batch_max=elastic.batch_max or job.batch_sizes[-1])
+        workers = self.share.told
+        batch = max(workers, rule.global_batch_size(workers, chosen))
+        return replace(chosen, workers=workers, global_batch_size=batch)
+
+    # ---- how it stands -------------------------------------------------------------------------------------
+
+    def look(self, workflow: JobWorkflow, operations: OperationHandler, *, pausing: bool) -> None:
+        """Look how the job stands, about once a second, on the training thread."""
+        trainer, before = workflow.trainer, self._now
+        held = max(trainer.wanted, sum(trainer.supervisor.existing.values()))
+        now = replace(before, held=held, obeyed=operations.obeyed, refusing=operations.refusing)
+        if pausing:
+            now = replace(now, state="pausing")
+        elif trainer.configuration is None:
+            now = replace(now, state="starting")
+        elif operations.refusing:
+            searches = operations.refusing == NOT_YET
+            now = replace(now, state="searching" if searches else "ending")
+        else:
+            now = replace(now, state="changing" if operations.waiting else "training")
+        told = (before.state, before.held, before.obeyed, before.refusing)
+        differs = told != (now.state, now.held, now.obeyed, now.refusing)
+        if differs or self._clock() - self._curve_at > _CURVE_S:
+            self._curve_at = self._clock()
+            stall = trainer.stall
+            now = replace(
+                now,
+                rate=workflow.rate,
+                left=workflow.left(),
+                curve=workflow.rates(),
+                change_s=None if stall is None else stall.median_s,
+            )
+        self._now = now
+        if differs:
+            self.changed.set()
+
+    def pausing(self) -> None:
+        """Say that the job saves, and gives all its slots back."""
+        self._now = replace(self._now, state="pausing")
+        self.changed.set()
+
+    def standing(self) -> JobStanding:
+        """How the job stands, for one other thread; what it has attained is counted up to this moment."""
+        now, at = self._now, self._clock()
+        slots = now.held if now.state in ("training", "changing") else max(now.held, self.share.told)
+        self._attained_slot_s += slots * (at - self._counted_at)
+        self._counted_at = at
+        return replace(now, attained_slot_s=self._attained_slot_s, ran_s=at - self._began_at)

@@ -1,0 +1,355 @@
+"""Shares out the pools of a server: shows `allot` what is there, records what follows, and tells the jobs.
+
+All of it is one transaction, with the runners that are begun by it, so that nothing is done twice or by halves, whoever
+dies and however many servers there are.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from pydantic import ValidationError
+
+from scavenger.domain.job import JobSpec
+from scavenger.domain.operation import TakeShare
+from scavenger.domain.pool import JobStanding, Pool, PoolAllotment, PoolShare, pool_of
+from scavenger.domain.submission import Backlog, RunnerSeen, Submission
+from scavenger.logs import of_job
+from scavenger.presentation.formatting import plural
+from scavenger.scheduler.jobs.moving import Move, Wanted, moves, next_allotment
+from scavenger.scheduler.jobs.seeing import PoolDecision, PoolJob, Sizes, counted, decided, sizes_in, sizes_of
+from scavenger.store import Store
+
+logger = logging.getLogger(__name__)
+
+DECIDE_S = 10.0
+"""A pool is decided on anew after so long, whatever happens."""
+_REST_MAX_S = 60.0
+"""Longest pause until a job that has refused is asked again."""
+_NO_SIZE = Sizes(1, 1, 1)
+"""Of a job whose file cannot be read here: its runner says what is wrong."""
+
+
+@dataclass(slots=True)
+class _Refusals:
+    """What a job was asked for, and how often it came to nothing."""
+
+    asked: int = -1
+    count: int = 0
+    until_s: float = -math.inf
+
+
+@dataclass(slots=True)
+class _Ages:
+    """Ages of moments on record, which steps of the wall clock do not change while this process lives."""
+
+    clock: Callable[[], float]
+    since: dict[tuple[str, datetime], float] = field(default_factory=dict)
+
+    def of(self, job_id: str, moment: datetime, now: datetime) -> float:
+        """Seconds since a moment."""
+        now_s = self.clock()
+        begin_s = self.since.setdefault((job_id, moment), now_s - max(0.0, (now - moment).total_seconds()))
+        return now_s - begin_s
+
+    def forget(self, ids: Collection[str]) -> None:
+        """Forget all jobs but these."""
+        self.since = {key: value for key, value in self.since.items() if key[0] in ids}
+
+
+@dataclass(frozen=True, slots=True)
+class PoolsDecided:
+    """What was decided on all pools.
+
+    Attributes:
+        begin: Ids of the submissions that begin.
+        waiting: Why the other submissions of pools wait, by their ids.
+        told: Ids of the jobs that are to be knocked at.
+    """
+
+    begin: frozenset[str]
+    waiting: Mapping[str, str]
+    told: tuple[str, ...]
+
+
+class Pools:
+    """The pools of a server.
+
+    Args:
+        pools: By name.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self, store: Store, pools: Mapping[str, Pool], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store, self._pools, self._clock = store, pools, clock
+        self._sizes: dict[str, Sizes] = {}
+        self._ages = _Ages(clock)
+        self._refusals: dict[str, _Refusals] = {}
+        self._seen: object = None
+        self._due_at = -math.inf
+        self.waiting: Mapping[str, str] = {}
+
+    def due(self, backlog: Backlog, able: Collection[str]) -> bool:
+        """Whether something has happened since the last decision, or it was long ago.
+
+        Args:
+            able: Ids of those that wait and lack nothing but slots.
+        """
+        return self._clock() >= self._due_at or self._signature(backlog, able) != self._seen
+
+    def _signature(self, backlog: Backlog, able: Collection[str]) -> object:
+        """What a decision follows from, but for what changes all the time."""
+        running = [seen for seen in backlog.running if _pool(seen.submission)]
+        standings = self._store.standings([seen.submission.id for seen in running])
+        rows = []
+        for seen in running:
+            one = standings.get(seen.submission.id)
+            rows.append(
+                (
+                    seen.submission.id,
+                    seen.submission.cancelling,
+                    seen.ended,
+                    None if one is None else (one.token, one.state, one.held, one.obeyed, one.refusing),
+                )
+            )
+        return tuple(rows), frozenset(able)
+
+    def decide(
+        self,
+        backlog: Backlog,
+        able: Collection[str],
+        alive: Callable[[RunnerSeen], bool],
+        now: datetime,
+    ) -> PoolsDecided:
+        """Decide on every pool, record what follows, and ask the jobs; to be called in a transaction.
+
+        Args:
+            able: As of `due`.
+            alive: Whether the process that holds the lease of a runner lives.
+
+        Raises:
+            ScavengerError: Something has changed that the transaction has not seen: it is to be given up.
+        """
+        running = {seen.submission.id: seen for seen in backlog.running}
+        standings = self._store.standings([*running, *(one.id for one in backlog.queued)])
+        begin: set[str] = set()
+        told: list[str] = []
+        waiting: dict[str, str] = {}
+        again_s = DECIDE_S
+        for name in sorted({_pool(one) for one in _all(backlog)} | set(self._pools)):
+            if not name:
+                continue
+            here = [one for one in _all(backlog) if _pool(one) == name]
+            if (pool := self._pools.get(name)) is None:
+                waiting |= {one.id: _missing(name) for one in here if one.id not in running}
+                continue
+            last = self._store.allotment(name)
+            if not here and (last is None or not last.shares):
+                continue
+            shares = {} if last is None else last.shares
+            jobs = [
+                self._job(
+                    pool, one, running.get(one.id), shares.get(one.id), standings.get(one.id), alive, now
+                )
+                for one in here
+                if one.id in running or one.id in able
+            ]
+            decision, done, following = self._decided(pool, jobs, last, here, now)
+            told += self._tell(name, done, following)
+            begin |= {move.job for move in done if move.kind == "begin"}
+            waiting |= _waiting(pool, jobs, following, here, begin)
+            again_s = min(again_s, decision.allotment.again_s)
+        self._ages.forget({one.id for one in _all(backlog)})
+        self._refusals = {key: one for key, one in self._refusals.items() if key in running}
+        self._seen, self._due_at = self._signature(backlog, able), self._clock() + max(0.5, again_s)
+        self.waiting = waiting
+        return PoolsDecided(frozenset(begin), waiting, tuple(told))
+
+    def _decided(
+        self,
+        pool: Pool,
+        jobs: Sequence[PoolJob],
+        last: PoolAllotment | None,
+        here: Sequence[Submission],
+        now: datetime,
+    ) -> tuple[PoolDecision, tuple[Move, ...], PoolAllotment]:
+        number = 1 if last is None else last.number + 1
+        decision = decided(pool, jobs, number - 1)
+        shares, done = moves(pool, jobs, _wanted(pool, decision), number, now)
+        names = {one.id: one.job.name for one in here}
+        following = next_allotment(last, pool, shares, done, names, now)
+        if following is None:
+            assert last is not None
+            return decision, done, last
+        self._store.put_allotment(following)
+        for line in following.moves:
+            logger.info("pool %s, allotment %d: %s", pool.name, number, line)
+        return decision, done, following
+
+    def _tell(self, name: str, done: Sequence[Move], allotment: PoolAllotment) -> list[str]:
+        told = []
+        for move in done:
+            if move.kind == "begin":
+                continue
+            refusals = self._refusals.setdefault(move.job, _Refusals())
+            refusals.asked = move.slots
+            self._store.submit_operation(move.job, TakeShare(move.slots, allotment.number), f"pool {name}")
+            told.append(move.job)
+        return told
+
+    def _job(
+        self,
+        pool: Pool,
+        one: Submission,
+        seen: RunnerSeen | None,
+        share: PoolShare | None,
+        standing: JobStanding | None,
+        alive: Callable[[RunnerSeen], bool],
+        now: datetime,
+    ) -> PoolJob:
+        lives = seen is not None and not seen.ended and seen.lease is not None and alive(seen)
+        if seen is not None and (
+            seen.lease is None or standing is None or standing.token != seen.lease.token
+        ):
+            # an earlier runner wrote it: what the job has attained and its curve hold on, its processes do not
+            standing = None
+        since = one.submitted_at if share is None or share.at is None else share.at
+        waits = seen is None
+        job = PoolJob(
+            one.id,
+            one.job.user,
+            one.job.priority,
+            one.number,
+            self._sizes_of(pool, one),
+            self._ages.of(one.id, since, now) if waits else 0.0,
+            standing,
+            share,
+            queued=waits,
+            held_back=not waits and (not lives or one.cancelling or self._busy(one.id)),
+        )
+        return job if waits or job.held_back else self._heard(pool, job)
+
+    def _busy(self, job_id: str) -> bool:
+        return self._store.open_operation(job_id) is not None
+
+    def _heard(self, pool: Pool, job: PoolJob) -> PoolJob:
+        """The job, held back for a while if it has not done what it was asked for."""
+        refusals = self._refusals.get(job.id)
+        if refusals is None or not job.answered:
+            return job
+        settled = counted(pool, job)
+        if refusals.asked >= 0 and settled is not None:
+            refused = settled.told != refusals.asked
+            refusals.count = refusals.count + 1 if refused else 0
+            rest_s = min(_REST_MAX_S, 2.0**refusals.count) if refused else 0.0
+            refusals.asked, refusals.until_s = -1, self._clock() + rest_s
+            if refused:
+                of_job(logger, job.id).warning(
+                    "the job did not take its share, and is asked again in %.0f s", rest_s
+                )
+        return replace(job, held_back=self._clock() < refusals.until_s)
+
+    def _sizes_of(self, pool: Pool, one: Submission) -> Sizes:
+        if pool.whole:
+            return _NO_SIZE
+        if (sizes := self._sizes.get(one.id)) is None:
+            try:
+                sizes = sizes_of(JobSpec.model_validate(one.job.spec))
+            except ValidationError:
+                sizes = _NO_SIZE
+            self._sizes[one.id] = sizes
+        return sizes
+
+
+def _all(backlog: Backlog) -> list[Submission]:
+    """All submissions, in the order in which they came."""
+    found = [*backlog.queued, *(seen.submission for seen in backlog.running)]
+    return sorted(found, key=lambda one: one.number)
+
+
+def _pool(one: Submission) -> str:
+    return pool_of(one.job.spec, rents=one.job.rents)
+
+
+def _missing(name: str) -> str:
+    return f"there is no pool {name}: [pool.{name}] in the settings file, or `scavenger serve --pool FILE`, makes it"
+
+
+def _wanted(pool: Pool, decision: PoolDecision) -> dict[str, Wanted]:
+    """What each job shall have, and why."""
+    allotment, slots = decision.allotment, decision.slots
+    wanted = {}
+    for row, job in enumerate(decision.jobs):
+        attained = 0.0 if job.standing is None else job.standing.attained_slot_s
+        before = 0.0 if job.share is None else job.share.promoted_slot_s
+        wanted[job.id] = Wanted(
+            slots[job.id],
+            _reason(pool, decision, row),
+            int(allotment.level[row]),
+            attained if allotment.promoted[row] else before,
+        )
+    return wanted
+
+
+def _reason(pool: Pool, decision: PoolDecision, row: int) -> str:
+    """Why a job has so many slots."""
+    job, seen = decision.jobs[row], decision.seen
+    has = decision.slots[job.id]
+    if pool.whole:
+        return "it has the machine as a whole" if has else "one job at a time has this machine"
+    if not has:
+        return ""
+    if seen.standing.fixed[row] and not job.queued:
+        why = "it cannot change now"
+        if job.standing is not None and job.standing.refusing:
+            why = job.standing.refusing
+        return f"{plural(has, 'slot')}: {why}"
+    if has >= int(seen.claims.most[row]):
+        return f"{plural(has, 'slot')}, the most that it may have"
+    rates = seen.curves.rates[row]
+    if rates[has] <= 0.0:
+        return plural(has, "slot")
+    gain = (rates[has + 1] / rates[has] - 1.0) * 100.0
+    return f"{plural(has, 'slot')}; a further one would bring it {gain:+.0f} %, less than elsewhere or none is free"
+
+
+def _waiting(
+    pool: Pool,
+    jobs: Sequence[PoolJob],
+    allotment: PoolAllotment,
+    here: Sequence[Submission],
+    begin: Collection[str],
+) -> dict[str, str]:
+    """Why jobs of a pool wait, by their ids."""
+    names = {one.id: one.job.name for one in here}
+    owners = [
+        f"{names.get(job.id, job.id[:8])} has {share.counts}"
+        for job in jobs
+        if (share := allotment.shares.get(job.id)) is not None and share.counts
+    ]
+    found = {}
+    for job in jobs:
+        if not job.queued or job.id in begin:
+            continue
+        least, share = sizes_in(pool, job.sizes).least, allotment.shares.get(job.id)
+        if not least:
+            found[job.id] = (
+                f"it needs {plural(job.sizes.least, 'slot')}, and pool {pool.name} has {pool.slots}"
+            )
+        elif pool.whole:
+            found[job.id] = "1 job at once may run on this machine itself"
+        else:
+            need = share.slots if share is not None and share.slots else least
+            coming = ", which are coming" if share is not None and share.slots else ""
+            found[job.id] = (
+                f"it waits for {plural(need, 'slot')} of pool {pool.name}{coming}: of {pool.slots}, "
+                f"{', '.join(owners) or 'nobody has any'}"
+            )
+    return found
