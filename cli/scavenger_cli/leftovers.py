@@ -39,6 +39,7 @@ BY_SERVER = (
     "jobs queue",
     "jobs logs",
     "jobs cancel",
+    "simulate",
     "pool explain",
     "pool what-if",
     "pool pause",

@@ -17,6 +17,7 @@ from scavenger.api import (
     catalog,
     costs,
     curves,
+    history,
     indicators,
     jobs,
     leftovers,
@@ -134,7 +135,7 @@ def _routes() -> tuple[tuple[BaseRoute, ...], dict[str, Any]]:
         router.include_router(part.router, responses=_REFUSALS)
     calls = APIRouter(prefix="/v1")
     of_jobs = (jobs, curves, why, costs, logs, submissions, submitting, operations, operating, indicators)
-    add_routes(calls, *of_jobs, models, catalog, pool, pools, leftovers, users)
+    add_routes(calls, *of_jobs, models, catalog, pool, pools, history, leftovers, users)
     router.include_router(calls, responses=_REFUSALS)
     router.include_router(health.router, responses=_REFUSALS)
     for pages in (dashboard, submission_routes, vm_routes, session_routes):

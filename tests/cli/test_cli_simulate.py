@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from scavenger_cli.main import main
+
+from scavenger.control.search.outcome import NOTHING_SEARCHED
+from scavenger.domain.document import report_document
+from scavenger.domain.report import ReportedJob, RunReport
+from scavenger.domain.submission import NewSubmission
+from scavenger.store import Store
+from tests.golden.documents import PREDICTED
+from tests.server.dashboard_samples import curve_of
 
 TRACE = """submit_time,duration,num_gpu,user
 0,10,3,ann
@@ -93,3 +104,57 @@ def test_a_file_that_is_no_trace_says_which_columns_it_lacks(
     path.write_text("submit_time,gpus\n0,1\n")
     assert main(["simulate", str(path), "--nodes", "1x4"]) == 2
     assert "there is no column 'duration_s' (or duration)" in " ".join(capsys.readouterr().err.split())
+
+
+def past_job(store: Store, folder: Path, name: str, *, curve: bool) -> None:
+    """A submitted job that was trained with two workers, and has ended."""
+    found, choice = curve_of()
+    spec = {"name": name, "train": "a:b", "search": {"workers": [1, 2, 4]}, "goal": {"max_epochs": 5}}
+    new = NewSubmission(
+        name, {"version": 1, **spec}, f"{folder}/{name}.yaml", "ann", socket.gethostname(), os.getuid()
+    )
+    one = store.submit(new)
+    lease = store.start_runner(one.id, "x/1/1", None)
+    assert lease is not None
+    store.create_job(name, spec=dict(one.job.spec), job_file=one.job.job_file, job_id=one.id)
+    store.update_job(one.id, state="running")
+    report = RunReport(ReportedJob(one.id, name, "succeeded"), NOTHING_SEARCHED, found, choice, PREDICTED)
+    store.finish_job(
+        one.id,
+        state="succeeded",
+        report=report_document(report) if curve else None,
+        exit_code=0,
+        chosen=replace(choice.point.configuration, workers=2),
+    )
+    assert store.end_submission(lease.fence, one.id, "done")
+
+
+def test_the_past_of_a_pool_is_simulated_under_another_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    monkeypatch.setenv("SCAVENGER_LOCAL_PRICE", "0.5")
+    monkeypatch.setenv("SCAVENGER_STORE", url)
+    monkeypatch.delenv("SCAVENGER_SERVER", raising=False)
+    with Store.open(url) as store:
+        past_job(store, tmp_path, "known", curve=True)
+        past_job(store, tmp_path, "unknown", curve=False)
+    assert main(["simulate", "--history", "30d", "--nodes", "1x4", "--policy", "worth", "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    was, worth = found["policies"]
+
+    assert (found["jobs"], found["slots"], found["elastic"]) == (2, 4, True)
+    assert (was["policy"], worth["policy"], was["changes"]) == ("as it was", "worth", None)
+    for row in (was, worth):
+        assert row["usd"] == pytest.approx(0.5 * row["slot_hours"])
+    assert main(["simulate", "--history", "30d", "--nodes", "1x4", "--policy", "fifo"]) == 0
+    shown = capsys.readouterr()
+    assert "1 job with as many slots as it had, since no curve of it is known" in " ".join(shown.err.split())
+    assert max(map(len, shown.out.splitlines())) <= 80
+    for words, told in (
+        (["--history", "30d", "--pool", "none"], "there is no pool 'none'; there are local"),
+        (["--history", "soon"], "--history soon"),
+        ([], "name a trace, or give --history"),
+    ):
+        assert main(["simulate", *words]) == 2
+        assert told in " ".join(capsys.readouterr().err.split())

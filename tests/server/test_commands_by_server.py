@@ -103,6 +103,7 @@ READS: tuple[tuple[str, ...], ...] = (
     ("pool", "explain", "trained"),
     ("pool", "what-if", "{job_file}"),
     ("pool", "pause", "{waiting}"),
+    ("simulate", "--history", "30d", "--policy", "even"),
     ("hosts", "{running}"),
     ("hosts", "unknown"),
     ("logs", "{running}", "-n", "1"),

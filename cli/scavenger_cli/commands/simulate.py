@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,103 +12,210 @@ import numpy as np
 import typer
 
 from scavenger.errors import ConfigurationError
-from scavenger.presentation.formatting import duration, plural
+from scavenger.presentation.formatting import duration, moneys, plural, quantity
 from scavenger.scheduler.jobs.allotting import Rules
 from scavenger.scheduler.jobs.policy_table import POLICIES
 from scavenger.scheduler.jobs.simulation import Run, Workload, simulate
 from scavenger.scheduler.jobs.values import Nodes
-from scavenger_cli.options import Output, OutputOption
+from scavenger_cli.options import Output, OutputOption, StoreOption
 from scavenger_cli.ui import console, render
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from scavenger.api.history import HistoryAnswer
     from scavenger.control.pools.traces import Trace
+    from scavenger.domain.curve import FloatArray
 
 SLOTS_MAX = 1_000_000
 _NODES = re.compile(r"([1-9]\d{0,6})x([1-9]\d{0,6})")
 
 
+TraceArgument = Annotated[
+    Path | None,
+    typer.Argument(metavar="TRACE", help="CSV, one row a job: submitted_s, duration_s, slots."),
+]
+HistoryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--history",
+        metavar="TIME",
+        help="In place of a trace: jobs of a pool of the last time, such as 30d.",
+    ),
+]
+PoolOption = Annotated[str, typer.Option("--pool", metavar="POOL", help="With --history: whose jobs.")]
+NodesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--nodes",
+        metavar="NxSLOTS",
+        help="Nodes and slots of each, such as 64x8 or 4x8,2x4. Default with --history: the pool's slots.",
+    ),
+]
+PoliciesOption = Annotated[
+    list[str] | None,
+    typer.Option("--policy", metavar="NAME", help=f"One or more of {', '.join(POLICIES)}. Default: all."),
+]
+RatesOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--rates",
+        metavar="FILE",
+        help="CSV: model, slots, rate. Jobs are elastic then; else they are not.",
+    ),
+]
+ChangeOption = Annotated[
+    float,
+    typer.Option(
+        "--change", metavar="SECONDS", min=0.0, help="Without progress after each change of a share."
+    ),
+]
+ErrorOption = Annotated[
+    float,
+    typer.Option(
+        "--error",
+        metavar="LOG-SD",
+        min=0.0,
+        max=5.0,
+        help="Of the work left that policies are told, as ln.",
+    ),
+]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of what is drawn.")]
+PlotOption = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="FILE", help="Draw slots in use and ends: .svg, .png, .pdf."),
+]
+
+
 def simulate_trace(
-    trace: Annotated[
-        Path,
-        typer.Argument(metavar="TRACE", help="CSV, one row a job: submitted_s, duration_s, slots."),
-    ],
-    nodes: Annotated[
-        str,
-        typer.Option("--nodes", metavar="NxSLOTS", help="Nodes and slots of each, such as 64x8 or 4x8,2x4."),
-    ],
-    policies: Annotated[
-        list[str] | None,
-        typer.Option("--policy", metavar="NAME", help=f"One or more of {', '.join(POLICIES)}. Default: all."),
-    ] = None,
-    rates: Annotated[
-        Path | None,
-        typer.Option(
-            "--rates",
-            metavar="FILE",
-            help="CSV: model, slots, rate. Jobs are elastic then; else they are not.",
-        ),
-    ] = None,
-    change_s: Annotated[
-        float,
-        typer.Option(
-            "--change", metavar="SECONDS", min=0.0, help="Without progress after each change of a share."
-        ),
-    ] = 0.0,
-    error: Annotated[
-        float,
-        typer.Option(
-            "--error",
-            metavar="LOG-SD",
-            min=0.0,
-            max=5.0,
-            help="Of the work left that policies are told, as ln.",
-        ),
-    ] = 0.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of what is drawn.")] = 0,
-    plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="FILE", help="Draw slots in use and ends: .svg, .png, .pdf."),
-    ] = None,
+    trace: TraceArgument = None,
+    history: HistoryOption = None,
+    pool_name: PoolOption = "local",
+    nodes: NodesOption = None,
+    policies: PoliciesOption = None,
+    rates: RatesOption = None,
+    change_s: ChangeOption = 0.0,
+    error: ErrorOption = 0.0,
+    seed: SeedOption = 0,
+    plot: PlotOption = None,
+    store_url: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> int:
-    """Run the jobs of a trace on a pool in virtual time, by the policies that pools decide by."""
-    from scavenger.control.pools.traces import read_rates, read_trace, workload
-
-    pool = _nodes(nodes)
+    """Run the jobs of a trace, or those of a pool's past, on a pool in virtual time, by the policies of pools."""
     names = list(dict.fromkeys(policies or POLICIES))
     _check(names, plot)
-    found = read_trace(trace)
-    jobs = workload(
-        found,
-        None if rates is None else read_rates(rates),
-        change_s=change_s,
-        error_log_sd=error,
-        seed=seed,
-    )
-    slots = int(pool.slots.sum())
-    if (asks := int(found.slots.max())) > slots:
-        raise ConfigurationError(f"a job of {trace} asks for {asks} slots, and the pool has {slots}")
-    runs = {name: _run(name, jobs, pool) for name in names}
+    how = {"change_s": change_s, "error_log_sd": error, "seed": seed}
+    if (trace is None) == (history is None):
+        raise ConfigurationError("name a trace, or give --history")
+    if trace is not None:
+        case = _of_trace(trace, nodes, rates, how)
+    elif rates is not None:
+        raise ConfigurationError("--rates: with --history, curves are those that were measured")
+    else:
+        case = _of_past(_days(history or ""), pool_name, nodes, store_url, how)
+    slots = int(case.nodes.slots.sum())
+    if (asks := int(case.trace.slots.max())) > slots:
+        raise ConfigurationError(f"a job of {case.origin} asks for {asks} slots, and the pool has {slots}")
+    runs = {name: _run(name, case.jobs, case.nodes) for name in names}
     if plot is not None:
         _draw(plot, runs, slots)
     rows = [figures(name, run, slots) for name, run in runs.items()]
+    if case.past is not None:
+        rows = [_as_it_was(case.past, slots), *rows]
+        rows = [{**row, "usd": row["slot_hours"] * case.past.usd_per_slot_hour} for row in rows]
     if output.is_json:
         console.emit_json(
             {
                 "schema_version": console.SCHEMA_VERSION,
-                "jobs": len(found),
-                "dropped": found.dropped,
-                "nodes": len(pool.slots),
+                "jobs": len(case.trace),
+                "dropped": case.trace.dropped,
+                "nodes": len(case.nodes.slots),
                 "slots": slots,
-                "elastic": rates is not None,
+                "elastic": case.elastic,
                 "policies": rows,
             }
         )
     else:
-        _show(found, pool, rows)
+        _show(case, rows)
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What is simulated.
+
+    Attributes:
+        origin: Where the jobs are from, in words.
+        elastic: Whether any job may have other numbers of slots than it had.
+        past: None for a trace.
+    """
+
+    origin: str
+    trace: Trace
+    jobs: Workload
+    nodes: Nodes
+    elastic: bool
+    past: HistoryAnswer | None = None
+
+
+def _of_trace(path: Path, nodes: str | None, rates: Path | None, how: Mapping[str, Any]) -> _Case:
+    from scavenger.control.pools.traces import read_rates, read_trace, workload
+
+    if nodes is None:
+        raise ConfigurationError("--nodes: give nodes and the slots of each, such as 64x8 or 4x8,2x4")
+    pool, found = _nodes(nodes), read_trace(path)
+    jobs = workload(found, None if rates is None else read_rates(rates), **how)
+    return _Case(str(path), found, jobs, pool, rates is not None)
+
+
+def _of_past(days: int, name: str, nodes: str | None, store_url: str | None, how: Mapping[str, Any]) -> _Case:
+    from scavenger.api.history import list_past_jobs
+    from scavenger.api.opening import open_source
+    from scavenger.control.pools.past import past_trace, past_workload
+
+    with open_source(store_url) as source:
+        found = list_past_jobs(source, name, days)
+    if not found.jobs:
+        raise ConfigurationError(
+            f"no job of pool {name} was submitted in the last {days} days, and has ended"
+        )
+    pool = Nodes.of(found.slots) if nodes is None else _nodes(nodes)
+    trace = replace(past_trace(found.jobs), dropped=found.left_out)
+    elastic = any(job.curve and job.least < job.most for job in found.jobs)
+    jobs = past_workload(found.jobs, int(pool.slots.max()), **how)
+    return _Case(f"pool {name}", trace, jobs, pool, elastic, found)
+
+
+def _days(text: str) -> int:
+    """A duration such as `30d` as days, at least one."""
+    from scavenger.control.job_file.yaml_loader import read_scalar
+    from scavenger.domain.forms import parse_duration
+
+    try:
+        days = math.ceil(parse_duration(read_scalar(text)) / 86400.0)
+    except ValueError as error:
+        raise ConfigurationError(f"--history {text}: {error}") from None
+    if not 1 <= days <= 3650:
+        raise ConfigurationError(f"--history {text}: give from a day to ten years, such as 30d")
+    return days
+
+
+def _as_it_was(past: HistoryAnswer, slots: int) -> dict[str, Any]:
+    """The figures of what has been."""
+    done = np.array([job.waited_s + job.lasts_s for job in past.jobs])
+    ends = [job.submitted_s + took for job, took in zip(past.jobs, done.tolist(), strict=True)]
+    slot_s = sum(job.slots * job.lasts_s for job in past.jobs)
+    return {
+        "policy": "as it was",
+        **_times(done),
+        "waited_s": float(np.mean([job.waited_s for job in past.jobs])),
+        "makespan_s": max(ends),
+        "slot_hours": slot_s / 3600.0,
+        "used": slot_s / (slots * max(ends)),
+        "changes": None,
+        "stopped": None,
+        "decisions": None,
+    }
 
 
 def _check(names: list[str], plot: Path | None) -> None:
@@ -143,10 +252,7 @@ def figures(name: str, run: Run, slots: int) -> dict[str, Any]:
     done = run.completion_s
     return {
         "policy": name,
-        "mean_s": run.mean_s,
-        "median_s": float(np.median(done)),
-        "p95_s": float(np.quantile(done, 0.95)),
-        "p99_s": float(np.quantile(done, 0.99)),
+        **_times(done),
         "waited_s": float(run.waited_s.mean()),
         "makespan_s": run.makespan_s,
         "slot_hours": float(run.slot_s.sum()) / 3600.0,
@@ -157,18 +263,35 @@ def figures(name: str, run: Run, slots: int) -> dict[str, Any]:
     }
 
 
-def _show(found: Trace, pool: Nodes, rows: list[dict[str, Any]]) -> None:
+def _times(done: FloatArray) -> dict[str, float]:
+    """Figures of the times from submission to end."""
+    return {
+        "mean_s": float(done.mean()),
+        "median_s": float(np.median(done)),
+        "p95_s": float(np.quantile(done, 0.95)),
+        "p99_s": float(np.quantile(done, 0.99)),
+    }
+
+
+def _show(case: _Case, rows: list[dict[str, Any]]) -> None:
+    found, pool, past = case.trace, case.nodes, case.past
     jobs, nodes = plural(len(found), "job"), plural(len(pool.slots), "node")
     console.note(f"{jobs} on {nodes} with {plural(int(pool.slots.sum()), 'slot')}")
     if found.dropped:
-        console.note(f"{plural(found.dropped, 'row')} left out: without a duration or slots")
+        dropped = plural(found.dropped, "row" if past is None else "job")
+        console.note(f"{dropped} left out: without a duration or slots")
+    if past is not None and (rigid := sum(not job.curve for job in past.jobs)):
+        console.note(f"{plural(rigid, 'job')} with as many slots as it had, since no curve of it is known")
     shown = render.table(
         ("policy", "left"),
         *((title, "right") for title in ("mean", "median", "95 %", "all", "slot hours", "changes")),
+        *(() if past is None else (("dollars", "right"),)),
     )
-    for row in rows:
+    for row, usd in zip(rows, moneys([row.get("usd") for row in rows]), strict=True):
         times = (duration(row[key]) for key in ("mean_s", "median_s", "p95_s", "makespan_s"))
-        shown.add_row(row["policy"], *times, f"{row['slot_hours']:,.0f}", f"{row['changes']:.1f}")
+        changes = "-" if row["changes"] is None else f"{row['changes']:.1f}"
+        hours = f"{row['slot_hours']:,.0f}" if past is None else quantity(row["slot_hours"])
+        shown.add_row(row["policy"], *times, hours, changes, *(() if past is None else (usd,)))
     console.emit(shown, stream=None)
     console.note("mean, median, 95 %: from submission to end; changes: of the share of a job")
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -122,7 +123,7 @@ def _standing(
                 user=one.job.user,
                 priority=one.job.priority,
                 number=one.number,
-                sizes=_sizes(one),
+                sizes=sizes_by_file(one.job.spec),
                 waited_s=max(0.0, (now - since).total_seconds()),
                 standing=None if standing is None else foreseeable(pool, standing),
                 share=share,
@@ -136,9 +137,10 @@ def _submission(seen: Submission | RunnerSeen) -> Submission:
     return seen.submission if isinstance(seen, RunnerSeen) else seen
 
 
-def _sizes(one: Submission) -> Sizes:
+def sizes_by_file(spec: Mapping[str, Any]) -> Sizes:
+    """The sizes of a submitted job."""
     try:
-        return sizes_of(JobSpec.model_validate(one.job.spec))
+        return sizes_of(JobSpec.model_validate(spec))
     except ValidationError:  # of another version
         return Sizes(1, 1, 1)
 
