@@ -153,8 +153,9 @@ def test_every_job_does_its_work_and_what_it_held_is_what_it_used(jobs: Workload
 
 
 @examples(15)
-@given(workloads(8), st.sampled_from(sorted(POLICIES)), st.floats(0.05, 0.95))
+@given(workloads(8), st.sampled_from(sorted(POLICIES.keys() - {"srtf", "worth"})), st.floats(0.05, 0.95))
 def test_stages_that_have_the_same_curve_change_nothing(jobs: Workload, policy: str, part: float) -> None:
+    """The turn of a stage is an event: policies that look at the work left may say something else there."""
     curves = len(jobs.curves.rates)
     longest = np.array([jobs.work[jobs.claims.curve == row].max(initial=0.0) for row in range(curves)])
     parted = replace(

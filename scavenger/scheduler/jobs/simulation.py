@@ -12,7 +12,7 @@ from math import inf
 
 import numpy as np
 
-from scavenger.domain.curve import FloatArray, IntArray
+from scavenger.domain.curve import BoolArray, FloatArray, IntArray
 from scavenger.scheduler.jobs.allotting import Rules, allot
 from scavenger.scheduler.jobs.values import (
     Allotment,
@@ -148,12 +148,8 @@ _INTEGERS = {
         ("job", "user", "priority", "least", "asked", "most", "curve", "level", "held", "fixed")
     )
 }
-_FLOATS = {
-    name: row
-    for row, name in enumerate(
-        ("submitted", "attained", "waited", "ran", "left", "rate", "stop", "told", "log_sd", "change", "usd")
-    )
-}
+_NOW = ("submitted", "attained", "waited", "ran", "left", "rate", "stop", "told", "log_sd", "change")
+_FLOATS = {name: row for row, name in enumerate((*_NOW, "usd_per_s", "no_slot_s", "slot_s", "usd"))}
 
 
 class _Simulation:
@@ -193,7 +189,7 @@ class _Simulation:
             ("ran", now.ran_s),
             ("rate", seen.rate(held)),
             ("stop", np.where(now.fixed, now.change_s, 0.0)),
-            ("usd", self._usd_per_s(seen.shares)),
+            ("usd_per_s", self._usd_per_s(seen.shares)),
         ):
             self._float(name)[:] = real
         self._int("fixed")[self._float("stop") == 0.0] = 0
@@ -263,14 +259,13 @@ class _Simulation:
         fixed = self._int("fixed")
         fixed[stop <= _STEP_S] = 0
         self._float("attained")[:] += held * for_s
-        has = held > 0
-        self._float("ran")[has] += for_s
-        waits = ~has
-        self._float("waited")[waits] += for_s
-        jobs = self._int("job")
-        self._total_waited_s[jobs[waits]] += for_s
-        self._slot_s[jobs] += held * for_s
-        self._usd[jobs] += self._float("usd") * for_s
+        runs_s = (held > 0) * for_s
+        self._float("ran")[:] += runs_s
+        self._float("slot_s")[:] += held * for_s
+        self._float("usd")[:] += self._float("usd_per_s") * for_s
+        waits_s = for_s - runs_s
+        self._float("waited")[:] += waits_s
+        self._float("no_slot_s")[:] += waits_s
 
     def _end(self) -> None:
         jobs = self._int("job")
@@ -279,6 +274,7 @@ class _Simulation:
             return
         gone = jobs[done]
         self._completion_s[gone] = self.now_s - self._workload.claims.submitted_s[gone]
+        self._tell(done)
         self.ended += len(gone)
         kept = ~done
         count = int(kept.sum())
@@ -289,6 +285,13 @@ class _Simulation:
         self._shares = Shares(rows[shares.job[stays]], shares.node[stays], shares.slots[stays])
         self._count = count
         self._used.append((self.now_s, int(self._int("held").sum())))
+
+    def _tell(self, rows: BoolArray) -> None:
+        """What these have had so far."""
+        jobs = self._int("job")[rows]
+        self._total_waited_s[jobs] = self._float("no_slot_s")[rows]
+        self._slot_s[jobs] = self._float("slot_s")[rows]
+        self._usd[jobs] = self._float("usd")[rows]
 
     def _arrive(self) -> None:
         last = int(np.searchsorted(self._workload.claims.submitted_s, self.now_s, side="right"))
@@ -326,7 +329,7 @@ class _Simulation:
         """What a policy is shown: views, which change with the next event."""
         whole, real, count = self._whole, self._real, self._count
         _, user, priority, least, asked, most, curve, level, _, fixed = whole[:, :count]
-        submitted, attained, waited, ran, left, _, _, told, log_sd, change, _ = real[:, :count]
+        submitted, attained, waited, ran, left, _, _, told, log_sd, change, *_ = real[:, :count]
         return PoolSeen(
             nodes=self._nodes,
             claims=Claims(user, priority, submitted, least, asked, most, curve),
@@ -381,12 +384,14 @@ class _Simulation:
         self._changes[jobs[changed]] += 1
         held[:] = slots
         self._float("rate")[:] = seen.rate(slots)
-        self._float("usd")[:] = self._usd_per_s(shares)
+        if self._price.any():
+            self._float("usd_per_s")[:] = self._usd_per_s(shares)
         self._shares, self._number = shares, allotment.number
         self._used.append((self.now_s, int(slots.sum())))
 
     def run(self) -> Run:
         """What came out, once every job has ended."""
+        self._tell(np.ones(self._count, dtype=bool))
         times, used = np.array([*self._used, (self.now_s, 0)]).T
         return Run(
             began_s=self._began_s,

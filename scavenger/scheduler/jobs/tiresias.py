@@ -134,13 +134,15 @@ class ElasticTiresias:
 
     @staticmethod
     def _filled(seen: PoolSeen, least: IntArray, most: IntArray, *, relative: bool) -> IntArray:
-        rows = seen.arrival
+        rows = seen.arrival[(most > least)[seen.arrival]]
         curve = seen.claims.curve[rows]
         curves = seen.curves
-        slots = np.zeros_like(least)
+        slots = least.copy()
+        idle = seen.slots - int(least.sum())
         if relative:
             gains, weight = curves.relative_gains, np.ones(len(rows))
         else:
             gains, weight = curves.gains, 1.0 / positive(curves.rates[curve, 1])
-        slots[rows] = waterline(least[rows], most[rows], seen.slots, gains=gains, curve=curve, weight=weight)
+        to_give = int(least[rows].sum()) + idle
+        slots[rows] = waterline(least[rows], most[rows], to_give, gains=gains, curve=curve, weight=weight)
         return slots
