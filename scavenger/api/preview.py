@@ -117,8 +117,13 @@ def preview_rows(
         vms = job.elastic.known_aggregator_vms
         hourly = f"{money(vms * aggregators.price_usd_per_hour)} an hour{'' if vms == 1 else ' in all'}"
         yield "and", f"{vms} {clean(aggregators.vm)} on demand for the aggregators, {hourly}"
+        if job.elastic.beside_workers:
+            yield "", "and one of them beside the workers of each VM, where the model is shared"
         if job.elastic.aggregator_vms == "auto":
-            yield "", "more of them, if earlier runs of the job show that they are worth it"
+            yield (
+                "",
+                "more of them, or one beside the workers of each VM, if earlier runs show that it is worth it",
+            )
     if place.leader is not None:
         leader = place.leader
         hourly = f"{money(leader.usd_per_hour)} an hour {leader.extras}".rstrip()

@@ -18,6 +18,7 @@ INTERVAL_MAX = 10**6
 """Upper bound on the steps between two changes of size: no job runs for longer."""
 COUNT_MAX = 10**4
 AGGREGATORS_MAX = 16
+AggregatorPlacement = Literal["auto", "workers"]
 _STRAGGLER_WORDS = ("none", "replace")
 _THRESHOLDS = {"ewma": 0.8, "edl": 1.2}
 
@@ -73,12 +74,14 @@ def _write_straggler(value: str | StragglerSpec) -> object:
     return value if isinstance(value, str) else value.model_dump(mode="json", exclude_unset=True)
 
 
-def _parse_vms(value: object) -> int | Literal["auto"]:
+def _parse_vms(value: object) -> int | AggregatorPlacement:
     if value == "auto":
         return "auto"
+    if value == "workers":
+        return "workers"
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= AGGREGATORS_MAX:
         return value
-    raise fault(f"must be auto or a whole number from 1 to {AGGREGATORS_MAX}, not {shown(value)}")
+    raise fault(f"must be auto, workers or a whole number from 1 to {AGGREGATORS_MAX}, not {shown(value)}")
 
 
 class FailuresSpec(FrozenModel):
@@ -168,15 +171,21 @@ class ElasticSpec(FrozenModel):
         description="Processes that share the master copy of the weights, by size.",
     )
     aggregator_vms: Annotated[
-        int | Literal["auto"],
+        int | AggregatorPlacement,
         PlainValidator(_parse_vms),
         WithJsonSchema(
-            {"anyOf": [{"enum": ["auto"]}, {"type": "integer", "minimum": 1, "maximum": AGGREGATORS_MAX}]}
+            {
+                "anyOf": [
+                    {"enum": ["auto", "workers"]},
+                    {"type": "integer", "minimum": 1, "maximum": AGGREGATORS_MAX},
+                ]
+            }
         ),
     ] = Field(
         default="auto",
         description="VMs that the aggregators are spread over, each at the price of an aggregator VM; only on a cloud. "
-        "auto: as many as earlier runs of the job show to be worth their price, else 1.",
+        "workers: one VM, and an aggregator beside the workers of each of their VMs, so that no link carries more than "
+        "about the model. auto: what earlier runs of the job show to be worth its price, else 1.",
     )
     move_buckets: bool | None = Field(
         default=None,
@@ -206,7 +215,12 @@ class ElasticSpec(FrozenModel):
     @property
     def known_aggregator_vms(self) -> int:
         """Number of aggregator VMs; 1 as long as it is to be chosen."""
-        return 1 if self.aggregator_vms == "auto" else self.aggregator_vms
+        return self.aggregator_vms if isinstance(self.aggregator_vms, int) else 1
+
+    @property
+    def beside_workers(self) -> bool:
+        """Whether aggregators are beside the workers, too, and follow them."""
+        return self.aggregator_vms == "workers"
 
     @property
     def replacing(self) -> StragglerSpec | None:

@@ -6,7 +6,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from scavenger.domain.elastic import AGGREGATORS_MAX
+
 _SEVERAL = re.compile(r"(?P<place>.*) with (?P<vms>\d+) aggregator VMs")
+_BESIDE = " with aggregators beside the workers"
+
+BESIDE_WORKERS = AGGREGATORS_MAX + 1
+"""What aggregators beside the workers of each VM count as: more VMs than a job rents for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +44,15 @@ class Fingerprint:
 
 def hardware_of_vms(place: str, aggregator_vms: int) -> str:
     """Text for `Fingerprint.hardware` of VMs: several aggregator VMs are hardware of their own, since steps differ."""
+    if aggregator_vms == BESIDE_WORKERS:
+        return place + _BESIDE
     return f"{place} with {aggregator_vms} aggregator VMs" if aggregator_vms > 1 else place
 
 
 def place_of_hardware(hardware: str) -> tuple[str, int]:
     """Place and number of aggregator VMs, of what `hardware_of_vms` returned."""
+    if hardware.endswith(_BESIDE):
+        return hardware.removesuffix(_BESIDE), BESIDE_WORKERS
     found = _SEVERAL.fullmatch(hardware)
     return (hardware, 1) if found is None else (found["place"], int(found["vms"]))
 

@@ -1,5 +1,8 @@
 """Chooses the number of aggregator VMs of a run: that whose best configuration serves the objective best.
 
+Aggregators beside the workers count as more VMs than any number (`BESIDE_WORKERS`), at the price of one: a VM that is
+lost takes its part of the model back to a checkpoint, so they have to be worth as much as further VMs.
+
 What a number leads to is a tradeoff curve of its own, with the price of so many VMs in each point. The objective's
 figure of a curve is that of the configuration which it chooses there::
 
@@ -15,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from scavenger.domain.curve import Choice, Infeasible
+from scavenger.domain.fingerprint import BESIDE_WORKERS
 from scavenger.presentation.formatting import duration, money, plural
 
 GAIN_MIN = 0.05
@@ -46,23 +50,23 @@ def choose_vms(
     found = {vms: one for vms, one in sorted(options.items()) if isinstance(one, Choice)}
     if not found:
         return ChosenVms(
-            least, f"{_named(least)}: no number meets the limits by what earlier runs have measured"
+            least, f"{named_vms(least)}: no number meets the limits by what earlier runs have measured"
         )
     figures = {vms: _figure(choice, worth) for vms, choice in found.items()}
     best = min(figures, key=lambda vms: (figures[vms], vms))
     room = GAIN_MIN * (abs(figures[best]) if worth is None else found[best].point.cost_usd)
     chosen = next(vms for vms in figures if figures[vms] <= figures[best] + room)
-    words = f"{_named(chosen)}: {_predicted(found[chosen])}"
+    words = f"{named_vms(chosen)}: {_predicted(found[chosen])}"
     other = min(
         (vms for vms in found if vms != chosen), default=None, key=lambda vms: (abs(vms - chosen), vms)
     )
     if chosen > least and least in found:
         other = least
     if other is not None:
-        words += f", with {other} {_predicted(found[other])}"
+        words += f", with {named_vms(other)} {_predicted(found[other])}"
     unknown = [vms for vms in (chosen, *(() if other is None else (other,))) if vms not in measured]
     if unknown:
-        words += f"; no step with {' or '.join(map(str, sorted(unknown)))} was measured"
+        words += f"; no step with {' or '.join(map(named_vms, sorted(unknown)))} was measured"
     return ChosenVms(chosen, words)
 
 
@@ -77,8 +81,9 @@ def _figure(choice: Choice, worth: Callable[[float], float] | None) -> float:
     return point.time_s * point.cost_usd
 
 
-def _named(vms: int) -> str:
-    return plural(vms, "aggregator VM")
+def named_vms(vms: int) -> str:
+    """A number of aggregator VMs in words."""
+    return "aggregators beside the workers" if vms == BESIDE_WORKERS else plural(vms, "aggregator VM")
 
 
 def _predicted(choice: Choice) -> str:

@@ -15,6 +15,12 @@ def aggregator_name(index: int) -> str:
     return f"aggregator-{index}"
 
 
+def aggregator_number(name: str) -> int | None:
+    """Return the index of the aggregator with a name, the inverse of `aggregator_name`; None for another process."""
+    role, _, index = name.rpartition("-")
+    return int(index) if role == "aggregator" and index.isdecimal() else None
+
+
 def coordinator_name(token: int) -> str:
     """Return the name of the coordinator with this token; a coordinator that replaces another has a different name."""
     return f"coordinator-{token}"

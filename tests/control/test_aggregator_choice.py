@@ -18,7 +18,7 @@ from scavenger.control.places.vms import RentedVms
 from scavenger.control.provisioning.model_size import model_size, record_size, recorded_size
 from scavenger.control.search.model_library import ModelLibrary, check_models_exist
 from scavenger.domain.configuration import Configuration
-from scavenger.domain.fingerprint import Fingerprint, hardware_of_vms, place_of_hardware
+from scavenger.domain.fingerprint import BESIDE_WORKERS, Fingerprint, hardware_of_vms, place_of_hardware
 from scavenger.domain.job import JobSpec
 from scavenger.domain.measurement import Measurement, Profile
 from scavenger.errors import ConfigurationError, QuotaError
@@ -111,8 +111,13 @@ def number(prepared: PreparedJob) -> int:
     vms = prepared.job.elastic.aggregator_vms
     assert vms != "auto"
     assert isinstance(prepared.place, RentedVms)
-    assert prepared.place.costs.planned_terms(vms).shared.aggregators == vms
-    assert prepared.job.elastic.aggregators >= vms
+    if vms == "workers":
+        assert prepared.job.elastic.known_aggregator_vms == prepared.place.costs.aggregator_vms == 1
+        assert prepared.job.elastic.aggregators == 1 + prepared.job.worker_counts[-1]
+        vms = BESIDE_WORKERS
+    else:
+        assert prepared.place.costs.planned_terms(vms).shared.aggregators == vms
+        assert prepared.job.elastic.aggregators >= vms
     assert prepared.place.hardware == hardware_of_vms(PLACE, vms)
     return vms
 
@@ -163,36 +168,60 @@ def place(prepared: PreparedJob) -> RentedVms:
     return prepared.place
 
 
-@pytest.mark.parametrize("vms", [2, 3, 9])
+@pytest.mark.parametrize("vms", [1, 2, 3, 16])
 def test_no_number_is_chosen_that_quotas_refuse_and_what_was_better_is_named(
     store: Store, tmp_path: Path, account: AwsServer, vms: int
 ) -> None:
     ran(store, link_s=2.0)
-    free = number(job(tmp_path, objective="time").settled(store))
+    free = number(job(tmp_path, objective="time", spot="always").settled(store))
+    assert 1 < free < BESIDE_WORKERS
     within(account, vms)
-    found = job(tmp_path, objective="time").settled(store)
+    found = job(tmp_path, objective="time", spot="always").settled(store)
 
     assert number(found) <= free
-    space, _ = place(found).within_quotas()
-    assert number(found) + space.workers[-1] <= vms
+    assert number(found) <= vms
     if number(found) != free:
-        quota = f"not {free}, as quota Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances in us-east-1"
-        assert f"{quota} (0 of {4 * vms} used) leaves room for" in reason(found)
+        quota = "quota Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances in us-east-1"
+        assert f"not {free} aggregator VMs, as {quota} (0 of {4 * vms} used) leaves room for" in reason(found)
     else:
         assert "quota" not in reason(found)
+
+
+def test_aggregators_are_beside_the_workers_where_links_are_what_steps_wait_for(
+    store: Store, tmp_path: Path, account: AwsServer
+) -> None:
+    """They take no VM of the quota, and none where a spot VM would take a part of the model with it."""
+    ran(store, link_s=2.0)
+    within(account, 9)
+    found = job(tmp_path, objective="time").settled(store)
+
+    assert number(found) == BESIDE_WORKERS
+    assert place(found).within_quotas()[0].workers[-1] == 8
+    assert re.search("aggregators beside the workers: .*, with 1 aggregator VM .*no step with", reason(found))
+    assert number(found.settled(store)) == BESIDE_WORKERS
+    assert number(job(tmp_path, objective="time", spot="always").settled(store)) < BESIDE_WORKERS
+
+
+def test_aggregators_are_beside_the_workers_where_the_file_says_so(store: Store, tmp_path: Path) -> None:
+    said = job(tmp_path, elastic={"aggregator_vms": "workers"}).settled(store)
+
+    assert number(said) == BESIDE_WORKERS
+    assert said.settled(store) is said
 
 
 def test_workers_are_not_given_up_for_aggregators_that_gain_less(
     store: Store, tmp_path: Path, account: AwsServer
 ) -> None:
-    """Eight workers beside one aggregator VM are faster than seven beside two, though slower than eight beside two."""
-    ran(store, link_s=0.01)
-    assert number(job(tmp_path, objective="time").settled(store)) > 1
-    ran(store, link_s=0.003)
-    within(account, 9)
+    """Eight workers with two aggregator VMs are faster than seven with three, though slower than eight with three."""
+    gib = job(tmp_path).place.space.offers[0].memory_bytes
+    large = ModelSize(1.5 * (gib - OWN_BYTES) / held_models(2), 2, EVEN)  # two VMs hold it, and not one
+    ran(store, size=large, link_s=0.02)
+    assert number(job(tmp_path, objective="time").settled(store)) > 2
+    ran(store, size=large, link_s=0.006)
+    within(account, 10)
     found = job(tmp_path, objective="time").settled(store)
 
-    assert number(found) == 1
+    assert number(found) == 2
     assert place(found).within_quotas()[0].workers[-1] == 8
 
 
@@ -341,6 +370,6 @@ def test_the_size_of_a_model_is_read_as_it_was_recorded(store: Store) -> None:
     assert recorded_size(store, record.id) is None
 
 
-@pytest.mark.parametrize("vms", [1, 2, 16])
+@pytest.mark.parametrize("vms", [1, 2, 16, BESIDE_WORKERS])
 def test_hardware_tells_place_and_number(vms: int) -> None:
     assert place_of_hardware(hardware_of_vms(PLACE, vms)) == (PLACE, vms)

@@ -34,7 +34,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "`data:`": {"data": "train:data"},
     "`elastic.lr_scaling` without `{lr_scale}`": {"elastic": {"lr_scaling": "linear"}},
     "`elastic.aggregators` above 1": {"elastic": {"aggregators": 2}},
-    "`elastic.aggregator_vms` above 1": {"elastic": {"aggregators": 2, "aggregator_vms": 2}},
+    "`elastic.aggregator_vms` above 1, or `workers`": {"elastic": {"aggregators": 2, "aggregator_vms": 2}},
     "`aggregation: shared`": {"aggregation": "shared"},
     "`leader: vm`": {"leader": "vm"},
     "`spot: auto` or `always`": {"spot": "auto"},

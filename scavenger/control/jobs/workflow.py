@@ -51,6 +51,7 @@ from scavenger.models.job_model import JobModel
 from scavenger.models.noise import NoiseReading
 from scavenger.policy import batch_rule, policy_for
 from scavenger.presentation.formatting import plural
+from scavenger.search.aggregator_vms import named_vms
 from scavenger.search.plan import SearchPlan, plan_search
 from scavenger.store import Store
 
@@ -339,8 +340,8 @@ class JobWorkflow:
             return None
         model, before, now = found
         self.trainer.note(
-            f"the stored model is from a run with {plural(before, 'aggregator VM')}: what {now} "
-            "change is predicted, and held against the first steps"
+            f"the stored model is from a run with {named_vms(before)}: what {named_vms(now)} change is predicted, and "
+            "held against the first steps"
         )
         return model
 

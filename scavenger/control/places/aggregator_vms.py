@@ -18,13 +18,13 @@ from scavenger.control.search.own_batch import own_batch_only
 from scavenger.domain.configuration import SearchSpace
 from scavenger.domain.curve import Choice, Infeasible
 from scavenger.domain.elastic import AGGREGATORS_MAX
-from scavenger.domain.fingerprint import Fingerprint, place_of_hardware
+from scavenger.domain.fingerprint import BESIDE_WORKERS, Fingerprint, place_of_hardware
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError, ScavengerError
 from scavenger.models.aggregation import ModelSize
 from scavenger.models.job_model import SCHEMA_VERSION, JobModel
 from scavenger.presentation.formatting import plural
-from scavenger.search.aggregator_vms import ChosenVms, choose_vms
+from scavenger.search.aggregator_vms import ChosenVms, choose_vms, named_vms
 from scavenger.search.choose import choose
 from scavenger.search.curve import build_curve
 from scavenger.store import Store
@@ -37,14 +37,21 @@ _NOT_OF_STEPS = ("hardware", "goal")
 
 
 def choose_aggregator_vms(
-    job: JobSpec, whole: SearchSpace, costs: RentalCosts, permitted: Callable[[], Permitted], store: Store
+    job: JobSpec,
+    whole: SearchSpace,
+    costs: RentalCosts,
+    permitted: Callable[[], Permitted],
+    store: Store,
+    *,
+    beside: int,
 ) -> ChosenVms:
-    """The number, and why.
+    """The number, and why; `BESIDE_WORKERS` is one of them where no spot VM would be lost with a part of the model.
 
     Args:
         whole: The search space without quotas.
         permitted: Asks the cloud what the job may rent; called if that matters.
         store: Has earlier runs of the job.
+        beside: Number of aggregators if they are beside the workers.
 
     Raises:
         ConfigurationError: No VM of that type holds the model.
@@ -73,11 +80,13 @@ def choose_aggregator_vms(
         # further VMs than the model can be divided into gain nothing
         if vms == least or size.share(vms) < size.share(vms - 1) or vms in models
     ]
+    if least == 1 and size.share(beside) < 1.0 and not any(offer.spot for offer in whole.offers):
+        numbers.append(BESIDE_WORKERS)
     worth = None if job.utility is None else job.utility.worth_at
 
     def chosen_of(spaces: Mapping[int, SearchSpace]) -> ChosenVms:
         options = {
-            vms: _best(job, costs, space, _model_of(vms, models, size), vms, fingerprint.dataset_size)
+            vms: _best(job, costs, space, _model_of(vms, models, size, beside), vms, fingerprint.dataset_size)
             for vms, space in spaces.items()
         }
         chosen = choose_vms(options, worth=worth, measured=frozenset(models))
@@ -90,7 +99,7 @@ def choose_aggregator_vms(
         allowed = permitted()
     except ScavengerError as error:  # the job ends with it if it lasts
         return replace(free, reason=f"{free.reason}; what quotas allow is not known: {error}")
-    rooms = {vms: allowed.room(vms) for vms in numbers}
+    rooms = {vms: allowed.room(_rented(vms)) for vms in numbers}
     spaces = {vms: room.space for vms, room in rooms.items() if room.space is not None}
     if all(spaces.get(vms) == whole for vms in numbers):
         return free
@@ -100,7 +109,12 @@ def choose_aggregator_vms(
     if chosen.vms == free.vms:
         return chosen
     refused = "; ".join(rooms[free.vms].notes) or "the cluster refuses some sizes"
-    return replace(chosen, reason=f"{chosen.reason}; not {free.vms}, as {refused}")
+    return replace(chosen, reason=f"{chosen.reason}; not {named_vms(free.vms)}, as {refused}")
+
+
+def _rented(vms: int) -> int:
+    """How many VMs are rented for the aggregators."""
+    return 1 if vms == BESIDE_WORKERS else vms
 
 
 def _earlier(job: JobSpec, store: Store) -> Iterator[tuple[Fingerprint, ModelSize]]:
@@ -127,14 +141,13 @@ def _models(costs: RentalCosts, store: Store, fingerprint: Fingerprint) -> Mappi
     return found
 
 
-def _model_of(vms: int, models: Mapping[int, JobModel], size: ModelSize) -> JobModel:
+def _model_of(vms: int, models: Mapping[int, JobModel], size: ModelSize, beside: int) -> JobModel:
     """The model of a number of aggregator VMs, or that of the nearest number with what the shares change."""
     nearest = min(models, key=lambda measured: (abs(math.log(measured / vms)), measured))
     if nearest == vms:
         return models[vms]
-    return models[nearest].with_share(
-        size.share(nearest), size.share(vms), f"predicted for {vms} aggregator VMs"
-    )
+    before, now = (size.share(beside if one == BESIDE_WORKERS else one) for one in (nearest, vms))
+    return models[nearest].with_share(before, now, f"predicted for {named_vms(vms)}")
 
 
 def _best(
@@ -148,7 +161,7 @@ def _best(
         space,
         deadline_s=deadline_s,
         budget_usd=budget_usd,
-        costs=costs.planned_terms(vms),
+        costs=costs.planned_terms(_rented(vms)),
     )
     return choose(
         curve,

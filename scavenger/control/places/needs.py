@@ -132,9 +132,9 @@ NEEDS = (
         },
     ),
     Need(
-        "`elastic.aggregator_vms` above 1",
+        "`elastic.aggregator_vms` above 1, or `workers`",
         "elastic.aggregator_vms",
-        lambda job, kind: job.elastic.known_aggregator_vms > 1,
+        lambda job, kind: job.elastic.known_aggregator_vms > 1 or job.elastic.beside_workers,
         {
             **dict.fromkeys(
                 (Where.HERE, Where.RAY),

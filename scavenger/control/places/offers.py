@@ -23,7 +23,7 @@ from scavenger.domain.cost import (
     TrafficPrice,
     VmExtras,
 )
-from scavenger.domain.fingerprint import hardware_of_vms
+from scavenger.domain.fingerprint import BESIDE_WORKERS, hardware_of_vms
 from scavenger.domain.job import ResourcesSpec
 from scavenger.domain.ranges import Amount
 from scavenger.domain.vm_settings import CloudSettings
@@ -100,6 +100,7 @@ class CatalogCloud:
         environment: Environment variables, which may name the user's price file.
         settings: Of the job's VMs; None for those of the settings file.
         aggregator_vms: Number of aggregator VMs, which are paid for whatever the workers are.
+        beside: Whether there are aggregators beside the workers, too.
         public: Whether VMs have a public address; where their subnet decides, they are taken to have one.
 
     Raises:
@@ -117,19 +118,20 @@ class CatalogCloud:
         settings: CloudSettings | None = None,
         changes: ChangeCosts | None = None,
         aggregator_vms: int = 1,
+        beside: bool = False,
         public: bool = True,
     ) -> None:
         self._provider, self._region, self._spot = provider, region, spot
         self._catalog: Catalog | PodCatalog = catalog or catalog_of(provider, region, environment, settings)
         self._changes = changes or ChangeCosts()
-        self._aggregator_vms, self._public = aggregator_vms, public
+        self._aggregator_vms, self._beside, self._public = aggregator_vms, beside, public
 
     def hardware(self) -> str:
         """What determines the speed of a VM type: its processors may differ by region.
 
-        Several aggregator VMs are hardware of its own.
+        Several aggregator VMs, or aggregators beside the workers, are hardware of its own.
         """
-        return hardware_of_vms(self._place, self._aggregator_vms)
+        return hardware_of_vms(self._place, BESIDE_WORKERS if self._beside else self._aggregator_vms)
 
     @property
     def _place(self) -> str:

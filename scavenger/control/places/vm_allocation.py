@@ -38,6 +38,7 @@ class RentalCosts:
         aggregator: The offer for an aggregator VM.
         aggregators: Number of the job's aggregators.
         aggregator_vms: Number of VMs that are rented for them.
+        beside: Whether all but the first are beside the workers.
         leader_usd_per_hour: Price of the VM on which this process leads the job; 0 if it does so elsewhere.
     """
 
@@ -47,6 +48,7 @@ class RentalCosts:
     aggregators: int
     aggregator_vms: int
     leader_usd_per_hour: float
+    beside: bool = False
 
     def extras(self, *, spot: bool = False) -> VmExtras:
         """What a VM has beside its type, on demand or spot."""
@@ -77,7 +79,8 @@ class RentalCosts:
             weights_bytes=layout.weights_bytes,
             copies=optimizer_copies(manifest.optimizer),
             largest_share=largest_share(layout, vms),
-            vm_bytes_per_s=self.cloud.network_bytes_per_s(offer.vm),
+            # beside the workers, no VM's network is in the way of the others'
+            vm_bytes_per_s=None if self.beside else self.cloud.network_bytes_per_s(offer.vm),
             usd_per_hour=offer.price_usd_per_hour + self.extras().usd_per_hour,
         )
 

@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from scavenger.cloud.base import Provider
 from scavenger.cloud.boot.package import extras_of, own_wheel
@@ -42,6 +42,8 @@ from scavenger.control.provisioning.leader_meter import leader_of, leader_zone
 from scavenger.control.provisioning.providers import open_provider, open_verifier
 from scavenger.control.settings import settings_of, settings_path
 from scavenger.domain.configuration import Offer, SearchSpace
+from scavenger.domain.elastic import AGGREGATORS_MAX
+from scavenger.domain.fingerprint import BESIDE_WORKERS
 from scavenger.domain.intent import FleetSpec, PlacementOption
 from scavenger.domain.job import JobSpec, ResourcesSpec
 from scavenger.domain.vm import LaunchTemplate, VmPackage
@@ -52,6 +54,7 @@ from scavenger.policy.provisioning.slots import AGGREGATORS, evenly
 from scavenger.policy.provisioning.zones import common_first
 from scavenger.store import Store
 from scavenger.train.engines.vm.agent_server import AgentServer
+from scavenger.train.engines.vm.beside import AggregatorsBesideWorkers
 from scavenger.train.engines.vm.engine import HostEngine, HostSource
 
 RUN_MARGIN_S = 3_600.0
@@ -110,6 +113,7 @@ class RentedVms(Place):
             spot=job.spot,
             environment=environment,
             aggregator_vms=vms,
+            beside=bool(vms) and job.elastic.beside_workers,
             catalog=self._catalog(),
             settings=self.settings,
             public=self.settings.public_address is not False,
@@ -138,6 +142,7 @@ class RentedVms(Place):
             aggregators=job.elastic.aggregators,
             aggregator_vms=vms,
             leader_usd_per_hour=led_usd,
+            beside=bool(vms) and job.elastic.beside_workers,
         )
         self.extras = self.cloud.priced_extras(self.offered.disk_gib)
         if led_by is None:  # elsewhere it was asked about or refused before the leader was rented
@@ -187,21 +192,40 @@ class RentedVms(Place):
         return open_provider(self.job.infra.provider, self.job.infra.region, self.environment, self.settings)
 
     def settled(self, store: Store) -> Self:
-        job = self.job
-        if job.elastic.aggregator_vms != "auto" or self.aggregators is None:
+        job, given = self.job, self.job.elastic.aggregator_vms
+        if self.aggregators is None or isinstance(given, int):
             return self
+        beside = self._aggregators_beside
+        if given == "workers":
+            if job.elastic.aggregators >= beside:
+                return self
+            return self._with_aggregators("workers", beside)
         chosen = choose_aggregator_vms(
-            job, self.space, self.costs, lambda: self.permitted(ahead=True)[0], store
+            job, self.space, self.costs, lambda: self.permitted(ahead=True)[0], store, beside=beside
         )
-        changes = {
-            "elastic.aggregator_vms": chosen.vms,
-            "elastic.aggregators": max(job.elastic.aggregators, chosen.vms),
-        }
-        again = type(self)(
-            override_job(job, changes), self.environment, kind=self.kind, notes=self._told, kept=self.kept
+        again = (
+            self._with_aggregators("workers", beside)
+            if chosen.vms == BESIDE_WORKERS
+            else self._with_aggregators(chosen.vms, chosen.vms)
         )
         again.notes += (chosen.reason,)
         return again
+
+    @property
+    def _aggregators_beside(self) -> int:
+        """How many aggregators a job has if they are beside the workers: one for each VM, and the first."""
+        workers = max(self.job.worker_counts[-1], self.job.elastic_range[1])
+        vms = -(-workers // min(offer.workers_per_vm for offer in self.space.offers))
+        return min(AGGREGATORS_MAX, vms + 1)
+
+    def _with_aggregators(self, vms: int | Literal["workers"], least: int) -> Self:
+        """This place with a number of aggregator VMs, and so many aggregators or more."""
+        changes = {
+            "elastic.aggregator_vms": vms,
+            "elastic.aggregators": max(self.job.elastic.aggregators, least),
+        }
+        job = override_job(self.job, changes)
+        return type(self)(job, self.environment, kind=self.kind, notes=self._told, kept=self.kept)
 
     # ---- the leader ---------------------------------------------------------------------------------------------
 
@@ -393,8 +417,8 @@ class RentedVms(Place):
         return VmAllocation(self.job, self.kind, space, fleet, self.costs, context, lodgings)
 
     def _host_source(self, context: JobContext) -> HostSource | None:
-        """What has agents started on other hosts than the fleet's VMs; None if nothing does."""
-        return None
+        """What has agents started on other hosts than the fleet's VMs, or places processes otherwise; None: neither."""
+        return AggregatorsBesideWorkers() if self.costs.beside else None
 
     def _fleet(self, context: JobContext, source: HostSource | None) -> Fleet:
         """Create the fleet of the job's VMs; no VM is launched yet."""

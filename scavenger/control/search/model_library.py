@@ -19,6 +19,7 @@ from scavenger.models.aggregation import ModelSize
 from scavenger.models.average import average
 from scavenger.models.job_model import SCHEMA_VERSION, JobModel
 from scavenger.models.starts import Starts
+from scavenger.search.aggregator_vms import named_vms
 from scavenger.search.plan import NO_MODEL
 from scavenger.search.reuse import SIMILAR_MAX, as_prior, distance, find_nearest
 from scavenger.store import Store
@@ -127,7 +128,7 @@ class ModelLibrary:
                 found.append((abs(math.log(vms / ours)), vms, record))
         for _, vms, record in sorted(found, key=lambda one: one[:2]):
             for loaded in self._loaded([record]):
-                note = f"synchronisation with {ours} aggregator VMs is predicted from steps with {vms}"
+                note = f"synchronisation with {named_vms(ours)} is predicted from steps with {named_vms(vms)}"
                 return loaded.with_share(model.share(vms), model.share(ours), note), vms, ours
         return None
 

@@ -274,6 +274,11 @@ class OperationHandler:
 def _scale_aggregators(aggregators: int, trainer: Trainer) -> tuple[bool, str]:
     migrations = trainer.supervisor.migrations
     there = 0 if migrations is None else migrations.count
+    if trainer.supervisor.engine.sharing is not None:
+        return (
+            False,
+            "by elastic.aggregator_vms: workers, the aggregators that hold the model follow the workers",
+        )
     if migrations is None or aggregators > there:
         return False, f"the job has {there} aggregators, by elastic.aggregators, not {aggregators}"
     refusal = trainer.use_aggregators(migrations, aggregators)

@@ -133,6 +133,11 @@ class Engine(Protocol):
         """Note that a process that was to go alone holds nothing any more; told until it has ended."""
         return
 
+    @property
+    def sharing(self) -> frozenset[str] | None:
+        """Names of the aggregators that are to share the model where they are now; None: what was asked for holds."""
+        return None
+
     def stand_by(self, workers: int) -> None:
         """Have so many workers of the next job begin ahead of time, if the engine can: as those of this one began."""
         return

@@ -143,7 +143,7 @@ class Lodgings(HostSource):
 
     def suits(self, config: ProcessConfiguration, type_: str, vm: AgentStatus) -> bool:
         if config.role == _ROLE:
-            return vm.spec.type == config.name
+            return vm.spec.role == _ROLE and vm.spec.type == config.name
         return super().suits(config, type_, vm)
 
     def close(self) -> None:

@@ -102,6 +102,17 @@ class Migrations:
             self._used = before
             raise
 
+    def follow(self, aggregators: Collection[int]) -> None:
+        """As `use`, with their indices among all; nothing follows before the model is known, or if none can serve."""
+        before, wanted = self._used, frozenset(aggregators)
+        if self.map is None or wanted == before:
+            return
+        self._used = wanted
+        if self._over:
+            self._spread()
+        else:
+            self._used = before
+
     def leave(self, aggregators: Collection[int]) -> bool:
         """Move what aggregators hold to others, since their VM will be taken.
 

@@ -376,6 +376,8 @@ class Supervisor(JobSupervisor):
         now = self._clock()
         self._callbacks.watch(now)
         self.migrations.watch()
+        if (sharing := self.engine.sharing) is not None:
+            self.migrations.follow([i for i, name in enumerate(self._aggregators) if name in sharing])
         for index in self.migrations.vacant:
             self.engine.vacated(self._aggregators[index])
         working = self._watches.look(now)

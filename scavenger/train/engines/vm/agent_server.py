@@ -297,13 +297,13 @@ class AgentServer:
 
     # ---- for the engine ------------------------------------------------------------------------------------
 
-    def free(self) -> tuple[AgentStatus, ...]:
-        """Return the VMs that can run another process now: responsive, with a free slot and no preemption notice."""
-        return tuple(vm for vm in self.vms() if self._is_free(vm))
+    def free(self, role: Role = "worker") -> tuple[AgentStatus, ...]:
+        """Return the VMs that can run another process of a role now: responsive, with room and no preemption notice."""
+        return tuple(vm for vm in self.vms() if self._is_free(vm, role))
 
-    def _is_free(self, vm: AgentStatus) -> bool:
+    def _is_free(self, vm: AgentStatus, role: Role) -> bool:
         able = vm.joined and vm.preemption is None and vm.heard_s_ago < self._silence.limits.doubt_s
-        return able and len(vm.processes) < vm.spec.slots
+        return able and vm.has_room(role)
 
     def launch(
         self,
@@ -327,7 +327,8 @@ class AgentServer:
         """
         with self._lock:
             session = self._sessions.get(intent)
-            if session is None or not self._is_free(session.status_at(self._clock())):
+            role: Role = "aggregator" if config.role == "aggregator" else "worker"
+            if session is None or not self._is_free(session.status_at(self._clock()), role):
                 return 0
             self._launches += 1
             session.launches[self._launches] = config.name

@@ -26,7 +26,7 @@ from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.agent_server import LOST_S, AgentServer
 from scavenger.train.engines.vm.remote import RemoteProcess, RemoteProcesses
-from scavenger.train.engines.vm.values import AgentStatus, Gone, ProcessEvent
+from scavenger.train.engines.vm.values import AgentStatus, Gone, ProcessEvent, Role
 from scavenger.train.transport.messages.values import ProcessConfiguration
 from scavenger.train.transport.sockets import is_own
 
@@ -60,11 +60,17 @@ class _Process(RemoteProcess):
     placed_at: str = ""
     node: str = ""
     gpu: str = ""
+    is_beside: bool = False  # an aggregator on a VM for workers
 
     @property
     def waits(self) -> bool:
         """Whether the process has no VM yet."""
         return not (self.ended or self.launch)
+
+
+def role_of(config: ProcessConfiguration) -> Role:
+    """For VMs, every process is a worker but an aggregator."""
+    return "aggregator" if config.role == "aggregator" else "worker"
 
 
 class HostSource:
@@ -91,9 +97,16 @@ class HostSource:
         return config.role == "coordinator" or (self.aggregators_here and config.role == "aggregator")
 
     def suits(self, config: ProcessConfiguration, type_: str, vm: AgentStatus) -> bool:
-        """Whether a process that wants a type of VM may run on a host of its role that has room."""
+        """Whether a process that wants a type of VM may run on a host that has room for it."""
         # all aggregators use one VM type
-        return config.role == "aggregator" or type_ in ("", vm.spec.type)
+        return vm.spec.role == role_of(config) and (
+            vm.spec.role == "aggregator" or type_ in ("", vm.spec.type)
+        )
+
+    @property
+    def sharing(self) -> frozenset[str] | None:
+        """See `Engine.sharing`."""
+        return None
 
     def wait_for(self, config: ProcessConfiguration) -> None:
         """Note a process that waits for a host."""
@@ -218,6 +231,14 @@ class HostEngine(RemoteProcesses[_Process]):
         """Whether a process waits for a host."""
         return name in self._processes and self._processes[name].waits
 
+    @property
+    def has_all_workers(self) -> bool:
+        """Whether workers were launched, and each has a host."""
+        workers = [
+            one for one in self._processes.values() if role_of(one.config) == "worker" and not one.ended
+        ]
+        return bool(workers) and not any(one.waits for one in workers)
+
     def notify(self, notice: PreemptionNotice) -> None:
         """Give a notice of the source to the job."""
         self._notices.append(notice)
@@ -244,6 +265,15 @@ class HostEngine(RemoteProcesses[_Process]):
     def hosts(self) -> tuple[str, ...]:
         return self.source.hosts
 
+    @property
+    def sharing(self) -> frozenset[str] | None:
+        return self.source.sharing
+
+    @property
+    def retired(self) -> frozenset[str]:
+        """Intents of the VMs on which nothing is placed any more; see `retire`."""
+        return self._retired
+
     def _waits(self, process: _Process, now: float) -> bool:
         return process.waits and now > process.place_by
 
@@ -267,8 +297,14 @@ class HostEngine(RemoteProcesses[_Process]):
 
     @property
     def placed(self) -> Mapping[str, int]:
-        """Number of processes on each VM by its intent. As in `needs`, one counts until its end has been seen here."""
-        return Counter(one.intent for one in self._processes.values() if one.launch and not one.ended)
+        """Number of processes on each VM by its intent. As in `needs`, one counts until its end has been seen here.
+
+        An aggregator beside workers takes no place of theirs, and keeps its VM until it has left.
+        """
+        here = [one for one in self._processes.values() if one.launch and not one.ended]
+        counts = Counter(one.intent for one in here if not one.is_beside)
+        counts.update({one.intent for one in here if one.is_beside and not counts[one.intent]})
+        return counts
 
     @property
     def released(self) -> frozenset[str]:
@@ -386,12 +422,11 @@ class HostEngine(RemoteProcesses[_Process]):
     def _place_waiting(self) -> None:
         """Start waiting processes, in their order, on VMs with capacity."""
         for process in [one for one in self._processes.values() if one.waits]:
-            role = "aggregator" if process.config.role == "aggregator" else "worker"
+            role = role_of(process.config)
             able = [
                 vm
-                for vm in self.agents.free()
-                if vm.spec.role == role
-                and vm.spec.intent not in self._retired
+                for vm in self.agents.free(role)
+                if vm.spec.intent not in self._retired
                 and not (role == "worker" and process.address is None and vm.node in self._avoided)
                 and process.address in (None, vm.address)
                 and self.source.suits(process.config, process.vm, vm)
@@ -406,13 +441,15 @@ class HostEngine(RemoteProcesses[_Process]):
             sharing = max(1, min(sharing, len(self._aggregators)))
         config = msgspec.structs.replace(config, memory_fd=-1, threads=max(1, vm.spec.threads // sharing))
         needs_code = config.role != "aggregator"
-        process.gpu = self._gpu_on(vm) if vm.spec.role == "worker" else ""
+        process.is_beside = not needs_code and vm.spec.role == "worker"
+        process.gpu = self._gpu_on(vm) if needs_code else ""
         env = {**only(process.gpu), **process.env} if process.gpu else process.env
         process.launch = self.agents.launch(vm.spec.intent, config, env, self._command, folder=needs_code)
         if not process.launch:
             return
         process.intent, process.placed_at, process.node = vm.spec.intent, vm.address, vm.node
-        self._released.discard(vm.spec.intent)
+        if not process.is_beside:
+            self._released.discard(vm.spec.intent)
 
     def _gpu_on(self, vm: AgentStatus) -> str:
         """Choose the GPU of the next worker on a VM, which has as many as it may run workers, or none."""
@@ -444,5 +481,6 @@ class HostEngine(RemoteProcesses[_Process]):
                 self._lose(process, event.reason)
 
     def _end(self, process: _Process, status: int, reason: str = "", *, refused: bool = False) -> None:
-        (self._released.discard if status else self._released.add)(process.intent)
+        if not process.is_beside:
+            (self._released.discard if status else self._released.add)(process.intent)
         super()._end(process, status, reason, refused=refused)

@@ -15,6 +15,7 @@ from zmq.utils import z85
 from scavenger.train.engines.base import PreemptionNotice
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.channel import Channel
+from scavenger.train.names import aggregator_number
 
 Role = Literal["worker", "aggregator"]
 
@@ -51,7 +52,7 @@ class AgentSpec:
         type: VM type.
         role: Role of the processes that it may run.
         threads: Number of processors.
-        slots: Number of processes that it may run.
+        slots: Number of processes of that role that it may run; beside workers, there may be one aggregator.
     """
 
     intent: str
@@ -97,6 +98,19 @@ class AgentStatus:
     processes: tuple[str, ...]
     machine: MachineSize = MachineSize()
     node: str = ""
+
+    @property
+    def aggregators(self) -> tuple[int, ...]:
+        """The indices of the aggregators that run on it."""
+        indices = (aggregator_number(name) for name in self.processes)
+        return tuple(index for index in indices if index is not None)
+
+    def has_room(self, role: Role) -> bool:
+        """Whether it may run another process of a role."""
+        if role == self.spec.role:
+            others = 0 if role == "aggregator" else len(self.aggregators)
+            return len(self.processes) - others < self.spec.slots
+        return role == "aggregator" and not self.aggregators
 
 
 @dataclass(slots=True)
