@@ -14,7 +14,8 @@ from scavenger.train.transport.messages.values import ProcessConfiguration
 _ALONE_S = 5.0
 """How long an aggregator stays without a worker beside it: one that has crashed is usually replaced within seconds."""
 _LATE_S = 60.0
-"""How long an aggregator waits while workers wait for their VMs, before it begins on the VM of the first one."""
+"""How long the aggregators of a job that begins wait while its workers wait for their VMs; then they begin with the
+first one."""
 _LEAVES_S = 3600.0
 """Time that the job has to move what an aggregator holds: nothing takes it away."""
 _AGAIN_S = 1.0
@@ -31,6 +32,7 @@ class AggregatorsBesideWorkers(HostSource):
         self._agents, self._clock = engine.agents, engine.clock
         self._worked_at: dict[str, float] = {}  # by intent
         self._waits_since: dict[int, float] = {}  # by index
+        self._again: set[int] = set()  # those that have been somewhere: the job waits for them
         self._told_at: dict[int, float] = {}
         self._wanted = Beside(frozenset({0}), frozenset())
 
@@ -52,8 +54,8 @@ class AggregatorsBesideWorkers(HostSource):
             return hosts[vm.spec.intent].lacks_one
         if any(host.lacks_one for host in hosts.values()):
             return False
-        since = self._waits_since.get(index, self._clock())
-        return self.engine.has_all_workers or self._clock() - since > _LATE_S
+        late = self._clock() - self._waits_since.get(index, self._clock()) > _LATE_S
+        return late or index in self._again or self.engine.has_all_workers
 
     def poll(self) -> None:
         self._waits_since = {
@@ -63,6 +65,7 @@ class AggregatorsBesideWorkers(HostSource):
         }
         waiting = frozenset(self._waits_since)
         home = [i for vm in self._agents.vms() if vm.spec.role == "aggregator" for i in vm.aggregators]
+        self._again.update(i for vm in self._agents.vms() for i in vm.aggregators)
         wanted = beside_workers([*self._hosts().values()], home, on_their_way=len(waiting))
         # one that begins again in its place holds what it held
         self._wanted = replace(wanted, sharing=wanted.sharing | (self._wanted.sharing & waiting))
@@ -91,6 +94,7 @@ class AggregatorsBesideWorkers(HostSource):
     def _hosts(self) -> dict[str, HostSeen]:
         """The VMs for workers, by intent."""
         now, seen = self._clock(), dict[str, HostSeen]()
+        able = {vm.spec.intent for vm in self._agents.free("aggregator")}
         for vm in self._agents.vms():
             if vm.spec.role != "worker" or not vm.joined:
                 continue
@@ -100,7 +104,9 @@ class AggregatorsBesideWorkers(HostSource):
             seen[intent] = HostSeen(
                 intent,
                 has_workers=now - self._worked_at.get(intent, -_ALONE_S) < _ALONE_S,
-                stays=vm.preemption is None and intent not in self.engine.retired,
+                stays=vm.preemption is None
+                and intent not in self.engine.retired
+                and (bool(vm.aggregators) or intent in able),
                 aggregators=vm.aggregators,
             )
         return seen
