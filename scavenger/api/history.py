@@ -30,7 +30,8 @@ class PastJob:
         submitted_s: Since the first job of the list.
         waited_s: From its submission to its beginning.
         lasts_s: From its beginning to its end.
-        slots: Workers that it was trained with.
+        slot_s: Slot-seconds that it had.
+        slots: Workers that it was trained with, on average.
         least, most: Workers that it may have by its file.
         curve: Its speed by slots, relative to any unit, from what was measured of it; empty if that is not known.
     """
@@ -40,6 +41,7 @@ class PastJob:
     submitted_s: float
     waited_s: float
     lasts_s: float
+    slot_s: float
     slots: int
     least: int
     most: int
@@ -109,18 +111,23 @@ def _past(at: Local, one: Submission, first: datetime) -> PastJob | None:
     if not at.store.has_job(one.id):
         return None
     job = at.store.job(one.id)
-    if job.started_at is None or job.ended_at is None or job.chosen is None:
+    if job.started_at is None or job.ended_at is None:
         return None
     lasts_s = (job.ended_at - job.started_at).total_seconds()
-    if lasts_s <= 0.0:
+    standing = at.store.standings([one.id]).get(one.id)
+    slot_s = 0.0 if standing is None else standing.attained_slot_s
+    if slot_s <= 0.0 and job.chosen is not None:
+        slot_s = job.chosen.workers * lasts_s
+    if lasts_s <= 0.0 or slot_s <= 0.0:
         return None
-    curve, sizes, slots = curve_of(job.report), sizes_by_file(one.job.spec), job.chosen.workers
+    curve, sizes, slots = curve_of(job.report), sizes_by_file(one.job.spec), max(1, round(slot_s / lasts_s))
     return PastJob(
         user=one.job.user,
         priority=one.job.priority,
         submitted_s=(one.submitted_at - first).total_seconds(),
         waited_s=max(0.0, (job.started_at - one.submitted_at).total_seconds()),
         lasts_s=lasts_s,
+        slot_s=slot_s,
         slots=slots,
         least=min(slots, sizes.least),
         most=max(slots, sizes.most),

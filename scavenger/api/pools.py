@@ -18,7 +18,7 @@ from scavenger.presentation.formatting import duration
 if TYPE_CHECKING:
     from scavenger.control.pools.standing import PoolStanding
     from scavenger.scheduler.jobs.explaining import Other, Step
-    from scavenger.scheduler.jobs.forecast import Forecast, Range
+    from scavenger.scheduler.jobs.forecast import Forecast, NewJob, Range
 
 MOVES_SHOWN = 10
 EXPLAINED_MAX = 100
@@ -212,36 +212,42 @@ def show_pools(at: Local) -> PoolsAnswer:
     with at.store.at_one_moment():
         found = standing_pools(at.store)
         moves = {name: _moves(at, name) for name in found}
-    return PoolsAnswer(pools=tuple(_shared(at, one, tenants, moves[name]) for name, one in found.items()))
+    return PoolsAnswer(pools=tuple(shared(at, one, tenants, moves[name]) for name, one in found.items()))
 
 
 @call("get", "pools/jobs/{job}", tag="pools", summary="Why a job has its slots")
 def explain_share(at: Local, job: JobKey) -> ShareAnswer:
     """What one slot more or less is worth to a job of a pool, whose it would be, or who would get it."""
     from scavenger.control.pools.standing import standing_pools
-    from scavenger.scheduler.jobs.explaining import explain, in_words
 
     one = at.find_submission(job)
     if one is None:
         raise NotFoundError(f"there is no submitted job {job!r}; `scavenger jobs queue` lists them")
     for pool in standing_pools(at.store).values():
         if (row := pool.row(one.id)) is not None:
-            seen = pool.decision.seen
-            found = explain(seen, pool.rules, row)
-            names = _names(at, pool)
-            return ShareAnswer(
-                pool=pool.pool.name,
-                policy=pool.pool.policy,
-                job=one.id,
-                name=one.job.name,
-                slots=found.slots,
-                held=found.held,
-                why=in_words(found, list(names.values())) + _promoted(pool, row, found.slots),
-                more=_sized(at, pool, found.more),
-                less=_sized(at, pool, found.less),
-            )
+            return share_of(at, pool, row)
     where = "it has ended" if not one.is_open else "it runs in no pool, or is being paused"
     raise ConfigurationError(f"job {one.job.name} ({one.id[:8]}) has no share: {where}")
+
+
+def share_of(at: Local, pool: PoolStanding, row: int) -> ShareAnswer:
+    """Why a job of a pool has its slots."""
+    from scavenger.scheduler.jobs.explaining import explain, in_words
+
+    one = pool.submissions[pool.decision.jobs[row].id]
+    found = explain(pool.decision.seen, pool.rules, row)
+    names = list(_names(at, pool).values())
+    return ShareAnswer(
+        pool=pool.pool.name,
+        policy=pool.pool.policy,
+        job=one.id,
+        name=one.job.name,
+        slots=found.slots,
+        held=found.held,
+        why=in_words(found, names) + _promoted(pool, row, found.slots),
+        more=_sized(at, pool, found.more),
+        less=_sized(at, pool, found.less),
+    )
 
 
 @call("post", "pools/what-if", tag="pools", summary="What one more job would bring", role="changer", body="*")
@@ -250,7 +256,6 @@ def what_if_submitted(at: Local, request: JobRequest) -> WhatIfAnswer:
     from scavenger.control.pools.standing import standing_pools
     from scavenger.control.pools.unsubmitted import as_new_job
     from scavenger.domain.pool import pool_of
-    from scavenger.scheduler.jobs.forecast import what_if
 
     prepared = request.prepared()
     name = pool_of(prepared.job.written(), rents=prepared.place.rents)
@@ -259,6 +264,13 @@ def what_if_submitted(at: Local, request: JobRequest) -> WhatIfAnswer:
         raise ConfigurationError(f"{request.job_file}: the job runs in no pool of this machine")
     pool = pools[name]
     new, known_by = as_new_job(at.store, prepared, pool, user=at.user, priority=request.priority)
+    return brought(at, pool, new, name=prepared.job.name, known_by=known_by)
+
+
+def brought(at: Local, pool: PoolStanding, new: NewJob, *, name: str, known_by: str | None) -> WhatIfAnswer:
+    """What one more job would bring to a pool."""
+    from scavenger.scheduler.jobs.forecast import what_if
+
     found = what_if(pool.decision.seen, pool.rules, new, usd_per_slot_s=pool.usd_per_slot_s)
     last = pool.decision.seen.jobs
     start, end, usd = _spans(found.forecast, last)
@@ -268,8 +280,8 @@ def what_if_submitted(at: Local, request: JobRequest) -> WhatIfAnswer:
         if (later := _span(found.later_s, row)) != Span(0.0, 0.0, 0.0)
     ]
     return WhatIfAnswer(
-        pool=name,
-        name=prepared.job.name,
+        pool=pool.pool.name,
+        name=name,
         known_by=known_by,
         start_s=start,
         end_s=end,
@@ -305,9 +317,10 @@ def _names(at: Local, pool: PoolStanding) -> dict[str, str]:
     }
 
 
-def _shared(
+def shared(
     at: Local, pool: PoolStanding, tenants: Mapping[str, int], moves: tuple[PoolMove, ...]
 ) -> SharedPool:
+    """A pool as it is, and what comes of its jobs."""
     from scavenger.scheduler.jobs.explaining import explain, further_slot, in_words
     from scavenger.scheduler.jobs.forecast import forecast
 

@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pool_transcripts
 import pytest
 import transcript_picture
 import transcripts
@@ -52,6 +53,15 @@ def parse(words: list[str]) -> None:
 def test_the_picture_of_the_transcript_is_drawn_as_curves_are_now() -> None:
     """`python -m tests.docs.transcript_picture` draws it anew."""
     assert transcript_picture.PICTURE.read_text("utf-8") == transcript_picture.drawn()
+
+
+def test_what_a_pool_shows_on_a_page_is_what_it_shows_today() -> None:
+    """`python -m tests.docs.pool_transcripts` writes it anew."""
+    page = pool_transcripts.PAGE.read_text("utf-8")
+
+    assert transcripts.written(page, pool_transcripts.TRANSCRIPTS) == page
+    for make in pool_transcripts.TRANSCRIPTS.values():
+        assert max(map(len, make().splitlines())) <= 80
 
 
 def test_what_a_job_shows_on_a_page_is_what_it_shows_today() -> None:

@@ -171,13 +171,13 @@ def summary() -> str:
 TRANSCRIPTS: Mapping[str, Callable[[], str]] = {"display": display, "lines": lines, "summary": summary}
 
 
-def written(page: str) -> str:
+def written(page: str, made: Mapping[str, Callable[[], str]] = TRANSCRIPTS) -> str:
     """The page with its transcripts made anew.
 
     Raises:
         ValueError: If the page has no block for one.
     """
-    for name, make in TRANSCRIPTS.items():
+    for name, make in made.items():
         before, begin, rest = page.partition(_BLOCK.format(name=name))
         if not begin:
             raise ValueError(f"the page has no block for {name}")

@@ -31,6 +31,8 @@ from scavenger_cli.options import (
     JobFile,
     Output,
     OutputOption,
+    PoolOption,
+    PriorityOption,
     RunningJob,
     StoreOption,
     TimeoutOption,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
 _ANOTHERS = "another user's"
 _PAUSED = "paused"
+_NOW = pools.Span(0.0, 0.0, 0.0)
 
 
 def show(
@@ -66,11 +69,12 @@ def show(
         console.emit_answer(pools.PoolsAnswer(pools=tuple(found)))
         return 0
     for number, one in enumerate(found):
-        console.emit(*(("",) if number else ()), *_shown(one))
+        console.emit(*(("",) if number else ()), *pool_text(one))
     return 0
 
 
-def _shown(one: pools.SharedPool) -> Iterator[RenderableType]:
+def pool_text(one: pools.SharedPool) -> Iterator[RenderableType]:
+    """A pool for people."""
     each = ", one job at a time has all of them" if one.whole else f", shared out by {one.policy}"
     yield Text(f"Pool {one.name}: {plural(one.slots, 'slot')}{each}; {one.free} free")
     if not one.jobs:
@@ -100,8 +104,8 @@ def coming(one: pools.SharedPool) -> Iterator[RenderableType]:
         ("state", "left"),
         ("workers", "right"),
         *((("aggregators", "right"),) if aggregators else ()),
-        ("start in", "right"),
-        ("end in", "right"),
+        ("starts in", "right"),
+        ("ends in", "right"),
         ("dollars", "right"),
     )
     for job in one.jobs:
@@ -111,7 +115,11 @@ def coming(one: pools.SharedPool) -> Iterator[RenderableType]:
             job.state,
             str(job.slots) if job.next == job.slots else f"{job.slots} -> {job.next}",
             *((str(job.aggregators),) if aggregators else ()),
-            "-" if job.slots else _ranged(job.start_s, duration, duration_range),
+            "-"
+            if job.slots
+            else "now"
+            if job.start_s == _NOW
+            else _ranged(job.start_s, duration, duration_range),
             _ranged(job.end_s, duration, duration_range),
             _ranged(job.usd, money, money_range),
         )
@@ -157,13 +165,16 @@ def explain(job: RunningJob, store_url: StoreOption = None, output: OutputOption
     if output.is_json:
         console.emit_answer(found)
         return 0
-    console.emit(
-        Text(f"{_title(found.job, found.name)} in pool {found.pool} ({found.policy}): {clean(found.why)}")
-    )
+    console.emit(*share_text(found))
+    return 0
+
+
+def share_text(found: pools.ShareAnswer) -> Iterator[RenderableType]:
+    """Why a job has its slots, for people."""
+    yield Text(f"{_title(found.job, found.name)} in pool {found.pool} ({found.policy}): {clean(found.why)}")
     for one in (found.more, found.less):
         if one is not None:
-            console.emit(*_sized(one))
-    return 0
+            yield from _sized(one)
 
 
 def _sized(one: pools.Sized) -> Iterator[RenderableType]:
@@ -181,35 +192,36 @@ def _sized(one: pools.Sized) -> Iterator[RenderableType]:
 
 def what_if(
     job_file: JobFile,
-    priority: Annotated[
-        int, typer.Option(metavar="N", min=-1000, max=1000, help="Of the job; higher ones go first.")
-    ] = 0,
+    priority: PriorityOption = 0,
+    pool: PoolOption = None,
     store_url: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Say when a job would start and end if it was submitted now, and whom it would delay; nothing is submitted."""
-    path = Path(job_file)
+    request = JobRequest(job_file=str(Path(job_file).absolute()), priority=priority, pool=pool)
     with open_source(store_url) as source:
-        found = pools.what_if_submitted(source, JobRequest(job_file=str(path.absolute()), priority=priority))
+        found = pools.what_if_submitted(source, request)
     if output.is_json:
         console.emit_answer(found)
         return 0
-    by = (
-        "no earlier run of the file is known, so its end is not"
-        if found.known_by is None
-        else (f"by the curve of its run {found.known_by[:8]}")
-    )
-    console.emit(
-        Text(f"{clean(found.name)} in pool {found.pool}, if it was submitted now ({by}):"),
-        Text(f"  starts in  {_within(found.start_s, duration, duration_within)}"),
-        Text(f"  ends in    {_within(found.end_s, duration, duration_within)}"),
-        Text(f"  takes      {_within(found.usd, money, money_within)}"),
-    )
-    for one in found.delays:
-        console.emit(Text(f"  {_title(one.job, one.name)}: {_later(one.later_s)}"))
-    if not found.delays:
-        console.emit(Text("  delays nobody"))
+    console.emit(*what_if_text(found))
     return 0
+
+
+def what_if_text(found: pools.WhatIfAnswer) -> Iterator[RenderableType]:
+    """What a job would bring, for people."""
+    by = "no earlier run of it is known, so its end is not"
+    if found.known_by is not None:
+        by = f"by the curve of its run {found.known_by[:8]}"
+    yield Text(f"{clean(found.name)} in pool {found.pool}, if it was submitted now ({by}):")
+    begins = _within(found.start_s, duration, duration_within)
+    yield Text("  starts now" if found.start_s == _NOW else f"  starts in  {begins}")
+    yield Text(f"  ends in    {_within(found.end_s, duration, duration_within)}")
+    yield Text(f"  takes      {_within(found.usd, money, money_within)}")
+    for one in found.delays:
+        yield Text(f"  {_title(one.job, one.name)}: {_later(one.later_s)}")
+    if not found.delays:
+        yield Text("  delays nobody")
 
 
 def _later(span: pools.Span) -> str:

@@ -204,7 +204,7 @@ def _as_it_was(past: HistoryAnswer, slots: int) -> dict[str, Any]:
     """The figures of what has been."""
     done = np.array([job.waited_s + job.lasts_s for job in past.jobs])
     ends = [job.submitted_s + took for job, took in zip(past.jobs, done.tolist(), strict=True)]
-    slot_s = sum(job.slots * job.lasts_s for job in past.jobs)
+    slot_s = sum(job.slot_s for job in past.jobs)
     return {
         "policy": "as it was",
         **_times(done),
@@ -282,18 +282,31 @@ def _show(case: _Case, rows: list[dict[str, Any]]) -> None:
         console.note(f"{dropped} left out: without a duration or slots")
     if past is not None and (rigid := sum(not job.curve for job in past.jobs)):
         console.note(f"{plural(rigid, 'job')} with as many slots as it had, since no curve of it is known")
+    if past is not None:
+        _show_past(rows)
+        return
     shown = render.table(
         ("policy", "left"),
         *((title, "right") for title in ("mean", "median", "95 %", "all", "slot hours", "changes")),
-        *(() if past is None else (("dollars", "right"),)),
     )
-    for row, usd in zip(rows, moneys([row.get("usd") for row in rows]), strict=True):
+    for row in rows:
         times = (duration(row[key]) for key in ("mean_s", "median_s", "p95_s", "makespan_s"))
-        changes = "-" if row["changes"] is None else f"{row['changes']:.1f}"
-        hours = f"{row['slot_hours']:,.0f}" if past is None else quantity(row["slot_hours"])
-        shown.add_row(row["policy"], *times, hours, changes, *(() if past is None else (usd,)))
+        shown.add_row(row["policy"], *times, f"{row['slot_hours']:,.0f}", f"{row['changes']:.1f}")
     console.emit(shown, stream=None)
     console.note("mean, median, 95 %: from submission to end; changes: of the share of a job")
+
+
+def _show_past(rows: list[dict[str, Any]]) -> None:
+    """Hours and dollars of what was, and of what would have been."""
+    shown = render.table(
+        ("policy", "left"),
+        *((title, "right") for title in ("mean", "95 %", "all", "slot hours", "dollars")),
+    )
+    for row, usd in zip(rows, moneys([row["usd"] for row in rows]), strict=True):
+        times = (duration(row[key]) for key in ("mean_s", "p95_s", "makespan_s"))
+        shown.add_row(row["policy"], *times, quantity(row["slot_hours"]), usd)
+    console.emit(shown, stream=None)
+    console.note("mean, 95 %: from submission to end; dollars: of slots")
 
 
 def _draw(path: Path, runs: Mapping[str, Run], slots: int) -> None:

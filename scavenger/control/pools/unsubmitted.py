@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,7 @@ _RUNS_LOOKED_AT = 50
 def as_new_job(
     store: Store, prepared: PreparedJob, pool: PoolStanding, *, user: str, priority: int
 ) -> tuple[NewJob, str | None]:
-    """A job as a new row of a pool, and the id of the run by which it is known; None if no run of the job file is.
+    """A job as a new row of a pool, and the id of the run by which it is known; None if there is no such run.
 
     The unit of its work is all that the job has to do, so its rate is one over its time.
     """
@@ -50,12 +52,17 @@ def as_new_job(
 
 
 def _earlier(store: Store, prepared: PreparedJob) -> tuple[JobRecord, TradeoffCurve] | None:
-    """The latest run of the same job file and name that has a curve whose times are absolute."""
-    path = str(prepared.job_file.absolute())
+    """The latest run of the same job file, with the same values wherever it ran, whose curve tells times."""
+    path, spec = os.path.realpath(prepared.job_file), _without_place(prepared.job.written())
     for one in store.jobs(_RUNS_LOOKED_AT, name=prepared.job.name):
-        if one.job_file == path and (curve := curve_of(store.job(one.id).report)) is not None:
+        same = os.path.realpath(one.job_file) == path and _without_place(one.spec) == spec
+        if same and (curve := curve_of(store.job(one.id).report)) is not None:
             return one, curve
     return None
+
+
+def _without_place(spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in spec.items() if key != "infra"}
 
 
 def curve_of(report: dict[str, Any] | None) -> TradeoffCurve | None:
