@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import numpy as np
 from scipy.interpolate import LinearNDInterpolator
 
 from benchmarks.public_steps import DATA
-from scavenger.control.pools.traces import Trace
+from scavenger.control.pools.traces import Trace, workload
 from scavenger.control.search.tables import number, read_table, whole
 from scavenger.domain.curve import FloatArray, IntArray
 from scavenger.scheduler.jobs.simulation import Stages, Workload
@@ -36,6 +36,8 @@ _EPOCHS = {"bert": 2, "cifar10": 100, "ncf": 10, "imagenet": 90, "deepspeech2": 
 _LOCAL_MOST = {"yolov3": 8}
 _PASSES = 16
 """Forward and backward passes of a step at most, where gradients are accumulated."""
+QUICKER = {"imagenet": 2.8, "deepspeech2": 3.3, "bert": 3.0, "cifar10": 2.0, "ncf": 1.5, "yolov3": 2.5}
+"""How much sooner a GPU of a second type has computed a gradient: assumed; the exchange takes as long."""
 _STAGES = 10
 """Of a job, each with one curve: the mean over epochs of about as much time on one GPU."""
 
@@ -133,6 +135,18 @@ class JobModel:
         return float((self.progress / rate[:, 0]).sum())
 
 
+def quicker(model: JobModel, ratio: float) -> JobModel:
+    """The same kind of job on GPUs that compute so much faster, with the same network."""
+    times = np.column_stack(
+        [(model.times[:, 0] - model.times[:, 1]) / ratio + model.times[:, 1], model.times[:, 1]]
+    )
+    placed = {
+        name: np.stack([local, (step - sync) / ratio + sync, sync])
+        for name, (local, step, sync) in model.placed.items()
+    }
+    return replace(model, times=times, placed=placed)
+
+
 @cache
 def job_model(name: str) -> JobModel:
     """The model of an application.
@@ -177,22 +191,27 @@ def job_model(name: str) -> JobModel:
 
 
 @cache
-def stages(name: str) -> tuple[FloatArray, FloatArray]:
-    """The curves of a kind of job as it goes on, and the work of each stage in seconds on one GPU.
+def stages(name: str, ratio: float = 1.0) -> tuple[FloatArray, FloatArray]:
+    """The curves of a kind of job as it goes on, and the work of each stage in seconds on one T4.
 
     Of each stage the curve is that with which it takes as long with each number of GPUs, if these do not change.
+
+    Args:
+        ratio: Of GPUs that compute so much faster than a T4.
     """
     model = job_model(name)
     goodput = model.goodput()
     alone_s = model.progress / goodput[:, 1]
+    if ratio != 1.0:
+        goodput = quicker(model, ratio).goodput()
     part = np.minimum((np.cumsum(alone_s) - 0.5 * alone_s) / alone_s.sum() * _STAGES, _STAGES - 1).astype(int)
     curves, work = [], []
     for stage in np.unique(part):
         rows = part == stage
         with np.errstate(divide="ignore"):
             took_s = (model.progress[rows, None] / goodput[rows]).sum(axis=0)
-        work.append(took_s[1])
-        curves.append(took_s[1] / took_s)
+        work.append(alone_s[rows].sum())
+        curves.append(work[-1] / took_s)
     return np.stack(curves), np.array(work)
 
 
@@ -229,8 +248,27 @@ def rigid(number_of: int, load: str = "") -> Trace:
     return Trace(jobs.submitted_s, np.array(lasts_s), jobs.slots, np.zeros_like(jobs.slots), empty, jobs.name)
 
 
-def adaptive(number_of: int, load: str = "", *, change_s: float) -> Workload:
-    """A workload whose jobs take any number of GPUs, each with its best batch size, known beforehand."""
+def rigid_on_two(number_of: int, *, change_s: float) -> Workload:
+    """The same for nodes of two types, of which the second computes so much faster as `QUICKER` says."""
+    jobs = _read(number_of, "")
+    asked = list(zip(jobs.name, jobs.slots.tolist(), jobs.batch.tolist(), strict=True))
+    kinds = sorted(set(asked))
+    rates = np.tile(np.arange(SLOTS + 1.0), (len(kinds), 1))
+    ratios = [
+        job_model(name).fixed_s(slots, batch) / quicker(job_model(name), QUICKER[name]).fixed_s(slots, batch)
+        for name, slots, batch in kinds
+    ]
+    one = workload(rigid(number_of), change_s=change_s)
+    claims = replace(one.claims, curve=np.array([kinds.index(job) for job in asked]))
+    return replace(one, claims=claims, curves=Curves(rates, (rates * np.array(ratios)[:, None],)))
+
+
+def adaptive(number_of: int, load: str = "", *, change_s: float, types: int = 1) -> Workload:
+    """A workload whose jobs take any number of GPUs, each with its best batch size, known beforehand.
+
+    Args:
+        types: 2 for a second type of nodes, with GPUs that compute so much faster as `QUICKER` says.
+    """
     jobs = _read(number_of, load)
     kinds = sorted(set(jobs.name))
     found = [stages(name) for name in kinds]
@@ -251,7 +289,10 @@ def adaptive(number_of: int, load: str = "", *, change_s: float) -> Workload:
     )
     return Workload(
         claims,
-        Curves(np.vstack([curves for curves, _ in found])),
+        Curves(
+            np.vstack([curves for curves, _ in found]),
+            (np.vstack([stages(name, QUICKER[name])[0] for name in kinds]),) * (types - 1),
+        ),
         work=total[at],
         told=total[at],
         told_log_sd=np.zeros(count),

@@ -7,8 +7,10 @@ from math import inf
 
 import numpy as np
 
+from scavenger.domain.curve import IntArray
 from scavenger.scheduler.jobs.placing import Placement, place
 from scavenger.scheduler.jobs.policies import Patience, Policy
+from scavenger.scheduler.jobs.types_of_nodes import elsewhere, of_type, types_of
 from scavenger.scheduler.jobs.values import Allotment, Plan, PoolSeen, Shares
 
 _ROUNDS = 8
@@ -38,6 +40,8 @@ def allot(seen: PoolSeen, rules: Rules) -> Allotment:
     """
     if seen.jobs == 0:
         return Allotment(Shares.none(), seen.standing.level, seen.standing.fixed, inf, seen.number)
+    if seen.nodes.types > 1:
+        return _allot_types(seen, rules)
     promoted = np.zeros(seen.jobs, dtype=bool)
     now = seen
     for _ in range(_ROUNDS):
@@ -52,6 +56,41 @@ def allot(seen: PoolSeen, rules: Rules) -> Allotment:
     return Allotment(
         shares, plan.level, promoted, rules.policy.again_s(now, rules.patience, plan, slots), number
     )
+
+
+def _allot_types(seen: PoolSeen, rules: Rules) -> Allotment:
+    """Each job gets a type of nodes, and the jobs of a type share its nodes; until nobody would change his type."""
+    promoted = np.zeros(seen.jobs, dtype=bool)
+    now = seen
+    for _ in range(_ROUNDS):
+        type_ = types_of(now, rules.policy, rules.patience)
+        found = _parted(now, rules, type_)
+        for _ in range(_ROUNDS):
+            if (better := elsewhere(now, found.shares, type_, rules.policy, rules.patience)) is None:
+                break
+            type_, found = better, _parted(now, rules, better)
+        promoted |= found.promoted
+        if same(found.shares, now.shares):
+            break
+        now = with_allotment(now, found)
+    return replace(found, promoted=promoted, number=seen.number + (not same(found.shares, seen.shares)))
+
+
+def _parted(seen: PoolSeen, rules: Rules, type_: IntArray) -> Allotment:
+    """The allotments of all types of nodes together."""
+    level, promoted = seen.standing.level.copy(), np.zeros(seen.jobs, dtype=bool)
+    shares, again_s = list[Shares](), inf
+    for number in range(seen.nodes.types):
+        rows = np.flatnonzero(type_ == number)
+        part, nodes = of_type(seen, number, rows)
+        found = allot(part, rules)
+        level[rows], promoted[rows] = found.level, found.promoted
+        again_s = min(again_s, found.again_s)
+        shares.append(Shares(rows[found.shares.job], nodes[found.shares.node], found.shares.slots))
+    whole = Shares(
+        *(np.concatenate([getattr(one, name) for one in shares]) for name in ("job", "node", "slots"))
+    )
+    return Allotment(whole, level, promoted, again_s, seen.number)
 
 
 def _settled(plan: Plan, shares: Shares, seen: PoolSeen) -> bool:

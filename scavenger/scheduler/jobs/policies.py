@@ -53,11 +53,18 @@ class Policy(Protocol):
             plan: The last one.
         """
 
+    def types_worth(self, seen: PoolSeen) -> FloatArray | None:
+        """What a unit of each job's rate is worth, so that types of nodes are chosen by it; None for whichever fits."""
+
 
 class Patient:
     """A policy that says something else only if an event happens, or a job has waited for too long."""
 
     __slots__ = ()
+
+    def types_worth(self, seen: PoolSeen) -> FloatArray | None:
+        """See `Policy.types_worth`."""
+        return None
 
     def again_s(self, seen: PoolSeen, patience: Patience, plan: Plan, slots: IntArray) -> float:
         """See `Policy.again_s`."""

@@ -187,7 +187,7 @@ class _Simulation:
             ("attained", now.attained_slot_s),
             ("waited", now.waited_s),
             ("ran", now.ran_s),
-            ("rate", seen.rate(held)),
+            ("rate", seen.rate_on(seen.shares)),
             ("stop", np.where(now.fixed, now.change_s, 0.0)),
             ("usd_per_s", self._usd_per_s(seen.shares)),
         ):
@@ -243,12 +243,13 @@ class _Simulation:
         stages = self._workload.stages
         if stages is None:
             return
-        curve, held = self._int("curve"), self._int("held")
-        left, rates = self._float("left"), self._workload.curves.rates
-        slack = _DONE * self._workload.work[self._int("job")]
+        curve, left = self._int("curve"), self._float("left")
+        slack, turned = np.maximum(self._done[self._int("job")], 0.0), False
         while (done := (stages.ends[curve] > 0.0) & (left - stages.ends[curve] <= slack)).any():
             curve[done] += 1
-            self._float("rate")[done] = rates[curve[done], np.minimum(held[done], rates.shape[1] - 1)]
+            turned = True
+        if turned:
+            self._float("rate")[:] = self._seen().rate_on(self._shares)
 
     def _progress(self, for_s: float) -> None:
         if not self._count or for_s == 0.0:
@@ -383,7 +384,7 @@ class _Simulation:
         stop[goes_on] = change[goes_on]
         self._changes[jobs[changed]] += 1
         held[:] = slots
-        self._float("rate")[:] = seen.rate(slots)
+        self._float("rate")[:] = seen.rate_on(shares)
         if self._price.any():
             self._float("usd_per_s")[:] = self._usd_per_s(shares)
         self._shares, self._number = shares, allotment.number

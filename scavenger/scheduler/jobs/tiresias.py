@@ -49,6 +49,10 @@ class Tiresias:
         """See `Policy.again_s`."""
         return min(patience_ends(seen, patience, slots), self.leaves_s(seen, plan, slots))
 
+    def types_worth(self, seen: PoolSeen) -> FloatArray | None:
+        """See `Policy.types_worth`."""
+        return None
+
     def levels(self, seen: PoolSeen) -> tuple[IntArray, np.ndarray]:
         """The queue of each job, and who goes back to the first one."""
         standing = seen.standing
@@ -112,6 +116,10 @@ class ElasticTiresias:
     def again_s(self, seen: PoolSeen, patience: Patience, plan: Plan, slots: IntArray) -> float:
         """See `Policy.again_s`."""
         return self.ladder.again_s(seen, patience, plan, slots)
+
+    def types_worth(self, seen: PoolSeen) -> FloatArray | None:
+        """See `Policy.types_worth`."""
+        return None
 
     def _compacted(self, seen: PoolSeen, plan: Plan) -> IntArray:
         claims, order = seen.claims, plan.order

@@ -28,18 +28,32 @@ class Curves:
     Attributes:
         rates: Work a second, shape `(curves, most + 1)`: column `k` is with `k` slots, column 0 is 0. A curve need not
             be concave, and may fall.
+        others: The same on nodes of the second type, the third and so on; a row of 0 for jobs that cannot run there.
 
     Raises:
-        ValueError: A rate is negative or not finite, or is above 0 without slots.
+        ValueError: A rate is negative or not finite, or is above 0 without slots; types differ in shape.
     """
 
     rates: FloatArray
+    others: tuple[FloatArray, ...] = ()
 
     def __post_init__(self) -> None:
+        if any(other.shape != self.rates.shape for other in self.others):
+            raise ValueError("each type of node has the same curves, up to as many slots")
         if self.rates.ndim != 2 or not np.all(np.isfinite(self.rates)) or np.any(self.rates < 0.0):
             raise ValueError("rates are finite numbers from 0, one row for each curve")
         if np.any(self.rates[:, 0] != 0.0):
             raise ValueError("without slots there is no work")
+
+    @cached_property
+    def by_type(self) -> tuple[Curves, ...]:
+        """Those of each type of node."""
+        return (Curves(self.rates), *(Curves(other) for other in self.others)) if self.others else (self,)
+
+    @cached_property
+    def best(self) -> Curves:
+        """With so many slots of the type that is fastest then."""
+        return Curves(np.maximum.reduce([self.rates, *self.others])) if self.others else self
 
     @cached_property
     def peak(self) -> IntArray:
@@ -87,15 +101,22 @@ class Nodes:
     Attributes:
         slots: Of each node.
         open: Whether jobs may have slots there: False for a node that is drained or lost.
+        type: Number of each node's type, from 0; None if all are of one. A job lies on nodes of one type.
     """
 
     slots: IntArray
     open: BoolArray
+    type: IntArray | None = None
 
     @classmethod
     def of(cls, *slots: int) -> Nodes:
-        """Nodes that are all open."""
+        """Nodes that are all open, and of one type."""
         return cls(np.array(slots, dtype=np.int64), np.ones(len(slots), dtype=bool))
+
+    @property
+    def types(self) -> int:
+        """How many types there are."""
+        return 1 if self.type is None else 1 + int(self.type.max(initial=0))
 
     @property
     def room(self) -> IntArray:
@@ -178,6 +199,12 @@ class Shares:
         """Slots that are taken of each node, shape `(nodes,)`."""
         return np.bincount(self.node, self.slots, nodes).astype(np.int64)
 
+    def types(self, jobs: int, nodes: Nodes) -> IntArray:
+        """Type of the nodes of each job, -1 for one without slots; shape `(jobs,)`."""
+        types = np.full(jobs, -1, dtype=np.int64)
+        types[self.job] = 0 if nodes.type is None else nodes.type[self.node]
+        return types
+
     def of(self, job: int) -> dict[int, int]:
         """The slots of one job by node."""
         rows = np.flatnonzero(self.job == job)
@@ -240,6 +267,18 @@ class PoolSeen:
         """Rate of each job with so many slots; beyond the end of its curve, that at its end."""
         columns = np.minimum(slots, self.curves.rates.shape[1] - 1)
         rates: FloatArray = self.curves.rates[self.claims.curve, columns]
+        return rates
+
+    def rate_on(self, shares: Shares) -> FloatArray:
+        """Rate of each job with these shares, on nodes of whichever type they are."""
+        slots = shares.by_job(self.jobs)
+        rates = self.rate(slots)
+        if self.curves.others:
+            types = shares.types(self.jobs, self.nodes)
+            columns = np.minimum(slots, self.curves.rates.shape[1] - 1)
+            for number, other in enumerate(self.curves.others, 1):
+                rows = types == number
+                rates[rows] = other[self.claims.curve[rows], columns[rows]]
         return rates
 
 

@@ -35,9 +35,16 @@ class Goodput(Patient):
 
     def plan(self, seen: PoolSeen, patience: Patience) -> Plan:
         """See `Policy.plan`."""
+        return by_gain(seen, ranked(seen, patience, ~seen.runs), self._unit_worth(seen))
+
+    def types_worth(self, seen: PoolSeen) -> FloatArray | None:
+        """See `Policy.types_worth`."""
+        return self._unit_worth(seen)
+
+    def _unit_worth(self, seen: PoolSeen) -> FloatArray:
+        """What a unit of rate is worth."""
         part = np.clip(seen.slots // max(seen.jobs, 1), np.maximum(seen.claims.least, 1), None)
-        weight = 1.0 / positive(seen.rate(np.minimum(part, seen.useful)))
-        return by_gain(seen, ranked(seen, patience, ~seen.runs), weight)
+        return 1.0 / positive(seen.rate(np.minimum(part, seen.useful)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +66,7 @@ class Worth(Patient):
         claims, standing, held = seen.claims, seen.standing, seen.held
         one = positive(seen.curves.rates[claims.curve, 1])
         left_s = alone_s(seen)
-        weight = left_s**-self.exponent / one
+        weight = self._unit_worth(seen)
         runs = np.where(seen.runs, held, 0)
         bonus = np.log1p(self._stays(seen, runs, left_s * one))
         need = needed(seen, claims.least)
@@ -85,6 +92,16 @@ class Worth(Patient):
                 begins |= others
                 slots = fill.slots(np.where(others, need, slots), np.where(begins, most, 0))
         return replace(elastic(seen, order, slots), by_number=bool(bonus.any()))
+
+    def types_worth(self, seen: PoolSeen) -> FloatArray | None:
+        """See `Policy.types_worth`."""
+        return self._unit_worth(seen)
+
+    def _unit_worth(self, seen: PoolSeen) -> FloatArray:
+        """What a unit of rate is worth."""
+        one = positive(seen.curves.rates[seen.claims.curve, 1])
+        worth: FloatArray = alone_s(seen) ** -self.exponent / one
+        return worth
 
     @staticmethod
     def _stays(seen: PoolSeen, runs: IntArray, left: FloatArray) -> FloatArray:
