@@ -26,7 +26,7 @@ from scavenger.sdk import script
 __all__ = ["log", "prepare"]
 
 
-def prepare(*objects: Any) -> Any:
+def prepare(*objects: Any, at_once: int | None = None) -> Any:
     """Make model, optimizer and loader those of this worker, and wait until it is a member of the job.
 
     Outside of a job, they are returned as they are.
@@ -34,6 +34,9 @@ def prepare(*objects: Any) -> Any:
     Args:
         objects: In any order: a `torch.nn.Module`, its optimizer, and the `DataLoader` of the training data; also a
             scheduler of the learning rate and a `GradScaler`, if there are any.
+        at_once: Most samples that fit a worker's memory in one forward and backward pass. A worker whose share of a
+            batch is larger goes through the loop several times for it: only the last time, there are gradients for the
+            optimizer, of the whole share.
 
     Returns:
         What was given, in the same order: model, optimizer, scheduler and scaler are the same objects, but for a
@@ -48,7 +51,7 @@ def prepare(*objects: Any) -> Any:
         return objects if len(objects) != 1 else objects[0]
     from scavenger.sdk.torch_script import prepared  # imports PyTorch, as the script has
 
-    return run.prepare(lambda: prepared(run, objects))
+    return run.prepare(lambda: prepared(run, objects, at_once))
 
 
 def log(**metrics: float) -> None:

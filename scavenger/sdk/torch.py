@@ -84,6 +84,12 @@ class Elastic:
         ConfigurationError: If the optimizer has parameters that the module lacks.
     """
 
+    _TO_DIFFER = ", before job.notify_batch_end, and give a scheduler to Elastic(model, optimizer, scheduler=scheduler)"
+    _TO_SCALE = (
+        "give it to Elastic(model, optimizer, scaler=scaler), and call neither its step nor its update"
+    )
+    """What to do, in refusals."""
+
     def __init__(self, module: Any, optimizer: Any, *, scheduler: Any = None, scaler: Any = None) -> None:
         _refuse_unsupported(module, optimizer)
         self.module, self.optimizer, self.scheduler = module, optimizer, scheduler
@@ -288,8 +294,7 @@ class Elastic:
         else:
             name, told = "the number of param_groups, or of their values", ""
         raise TrainingCodeError(
-            f"the workers differ in {name}{told}: change it in the same step at all of them, before "
-            "job.notify_batch_end, and give a scheduler to Elastic(model, optimizer, scheduler=scheduler)"
+            f"the workers differ in {name}{told}: change it in the same step at all of them{self._TO_DIFFER}"
         )
 
     def _arrange(self, job: Job | None, settings: int) -> None:
@@ -312,7 +317,7 @@ class Elastic:
         flats = _flat_gradients(trained)
         if job is not None:
             if not self._arrays and self.scaler is None:
-                _refuse_unknown_scaler()
+                _refuse_unknown_scaler(self._TO_SCALE)
             like = {str(dtype): flat.numpy() for dtype, flat in flats.items()}
             like |= {STATISTICS + n: np.zeros(tuple(b.shape)) for n, b in self.module.named_buffers()}
             like |= {_USED: np.zeros(len(trained)), _SETTINGS: np.zeros(1 + settings)}
@@ -450,7 +455,7 @@ def _refuse_unsupported(module: Any, optimizer: Any) -> None:
             layer.register_forward_pre_hook(_refuse_one_sample)
 
 
-def _refuse_unknown_scaler() -> None:
+def _refuse_unknown_scaler(what_to_do: str) -> None:
     """Raise if a scaler of this process scales losses: gradients do not tell that they are scaled."""
 
     def unknown() -> bool:
@@ -463,10 +468,7 @@ def _refuse_unknown_scaler() -> None:
         gc.collect()
         found = unknown()
     if found:
-        raise TrainingCodeError(
-            "a GradScaler scales the loss, which Elastic does not know: give it to Elastic(model, optimizer, "
-            "scaler=scaler), and call neither its step nor its update"
-        )
+        raise TrainingCodeError(f"a GradScaler scales the loss, which is not known: {what_to_do}")
 
 
 def _refuse_one_sample(layer: Any, given: tuple[Any, ...]) -> None:

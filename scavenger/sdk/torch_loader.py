@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,15 +74,15 @@ class BatchLoader:
             self._ahead = None
         return self._order
 
-    def read(self, epoch: int, start: int, stop: int, stride: int) -> Any:
-        """A batch of the samples `start` to `stop` (exclusive) of the order; the next begins `stride` later, likely."""
-        order = self.order(epoch)
+    def read(self, epoch: int, parts: Sequence[range], number: int, stride: int) -> Any:
+        """A part of a batch, of positions of the order; if nothing changes, the next batch begins `stride` later."""
+        order, part = self.order(epoch), parts[number]
         if not self.loader.num_workers:
-            return self._collated(order[start:stop])
-        if self._feed is None or self._ahead is None or self._feed.expected != (start, stop):
-            self._feed = _Feed(order, start, stop - start, stride)
+            return self._collated(order[part.start : part.stop])
+        if self._feed is None or self._ahead is None or next(self._feed.expected, None) != part:
+            self._feed = _Feed(order, parts[number:], parts, stride)
+            next(self._feed.expected)
             self._ahead = iter(self._with_workers(self._feed))
-        self._feed.taken(start)
         return next(self._ahead)
 
     def few(self, epoch: int) -> Any:
@@ -111,21 +111,27 @@ class BatchLoader:
 
 
 class _Feed:
-    """Batches of one worker from a sample of the order on, as long as nothing changes."""
+    """What one worker reads from some parts of a batch on, as long as nothing changes.
 
-    def __init__(self, order: Any, start: int, size: int, stride: int) -> None:
-        self._order, self._start, self._size, self._stride = order, start, size, stride
-        self.expected = (start, start + size)
+    Attributes:
+        expected: The parts, as they are expected to be asked for.
+    """
 
-    def taken(self, start: int) -> None:
-        begin = start + self._stride
-        self.expected = (begin, begin + self._size)
+    def __init__(
+        self, order: Sequence[Any], first: Sequence[range], parts: Sequence[range], stride: int
+    ) -> None:
+        self._order, self._first, self._parts, self._stride = order, first, parts, stride
+        self.expected = self._ranges()
+
+    def _ranges(self) -> Iterator[range]:
+        yield from self._first
+        stop, samples = self._parts[-1].stop, len(self._order)
+        ahead = range(self._stride, samples - stop + 1, self._stride) if self._stride else ()
+        for shift in ahead:
+            yield from (range(part.start + shift, part.stop + shift) for part in self._parts)
 
     def __iter__(self) -> Iterator[Any]:
-        start = self._start
-        while start == self._start or (self._stride and start + self._size <= len(self._order)):
-            yield self._order[start : start + self._size]
-            start += self._stride
+        return (self._order[part.start : part.stop] for part in self._ranges())
 
 
 class _Feeds:

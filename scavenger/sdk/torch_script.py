@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
@@ -39,7 +40,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 _NEEDED = {"model": "a torch.nn.Module", "optimizer": "its optimizer", "loader": "the DataLoader of training"}
 
 
-def prepared(run: ScriptRun, objects: tuple[Any, ...]) -> TorchScript:
+def prepared(run: ScriptRun, objects: tuple[Any, ...], at_once: int | None = None) -> TorchScript:
     """Take what a script prepares, and wait until this worker is a member of the job.
 
     Raises:
@@ -65,9 +66,14 @@ def prepared(run: ScriptRun, objects: tuple[Any, ...]) -> TorchScript:
         module = found["model"].module
         module.__dict__["module"] = module  # scripts say `ddp.module`; an attribute would be a part of itself
         found["model"] = module
-    return TorchScript(
-        run, found, [next(k for k, o in _KINDS.items() if isinstance(one, o)) for one in objects]
-    )
+    if at_once is not None and (not isinstance(at_once, int) or at_once < 1):
+        raise TrainingCodeError(f"{place}: elastic.prepare(at_once={at_once!r}): it is a number of samples")
+    if at_once is not None and "scaler" in found:
+        raise NotSupportedError(
+            f"{place}: elastic.prepare(at_once=...) with a GradScaler: leave one of them out"
+        )
+    kinds = [next(k for k, o in _KINDS.items() if isinstance(one, o)) for one in objects]
+    return TorchScript(run, found, kinds, at_once)
 
 
 class _Replica(Elastic):
@@ -76,6 +82,8 @@ class _Replica(Elastic):
     def __init__(self, script: TorchScript, given: Mapping[str, Any]) -> None:
         self._script, self._begun = script, False
         self._begins: set[int] = set()
+        self._kept: dict[int, Any] = {}
+        """By place, sums of the gradients of parts of the share, each times its samples."""
         super().__init__(
             given["model"], given["optimizer"], scheduler=given.get("scheduler"), scaler=given.get("scaler")
         )
@@ -110,8 +118,30 @@ class _Replica(Elastic):
         if place is not None and parameter.grad is not self._own[place]:
             super()._place(parameter, place)
 
+    _TO_DIFFER = "; give a scheduler of the learning rate to elastic.prepare, too"
+    _TO_SCALE = "give it to elastic.prepare(model, optimizer, loader, scaler), too"
+
     def _refuse_changed(self) -> None:
         """Nobody could."""
+
+    def keep(self, job: Job, samples: int) -> None:
+        """Put the gradients of a part of the share aside, so that there are none."""
+        self._arrange(job, len(self._settings()))  # a layer may just have been unfrozen
+        for place, (parameter, own) in enumerate(zip(self._trained, self._own, strict=True)):
+            if parameter.grad is not None:
+                kept = self._kept.get(place)
+                self._kept[place] = own * samples if kept is None else kept.add_(own, alpha=samples)
+                parameter.grad = None
+
+    def add_kept(self, samples: int, of: int) -> None:
+        """Make the gradients of the last part those of the share: it has so many samples `of` all."""
+        for place, (parameter, own) in enumerate(zip(self._trained, self._own, strict=True)):
+            kept = self._kept.pop(place, None)
+            if parameter.grad is not None:
+                own.mul_(samples / of)
+            if kept is not None:
+                kept.div_(of)
+                parameter.grad = own.copy_(kept) if parameter.grad is None else own.add_(kept)
 
     def scaled(self, factor: float) -> None:
         """Multiply the learning rates."""
@@ -134,8 +164,10 @@ class TorchScript:
         objects: What the script gets.
     """
 
-    def __init__(self, run: ScriptRun, given: dict[str, Any], kinds: list[str]) -> None:
-        self._run, self._place = run, run.place()
+    def __init__(
+        self, run: ScriptRun, given: dict[str, Any], kinds: list[str], at_once: int | None = None
+    ) -> None:
+        self._run, self._place, self._at_once = run, run.place(), at_once
         self.batches = BatchLoader(given["loader"], run.seed, self._place)
         optimizer, scheduler = given["optimizer"], given.get("scheduler")
         with _told_at(self._place):
@@ -149,6 +181,8 @@ class TorchScript:
         self.pass_ = 0
         """Passes over the loader that the script has made or skipped."""
         self._batch: Batch | None = None
+        self._part = range(0)
+        """The positions that are computed at once."""
         self._exchanged = self._stepped = False
         self._done = 0
         """Samples of the epoch that all workers have trained on, with the step at hand."""
@@ -206,19 +240,26 @@ class TorchScript:
             self.pass_ += 1
             raise Skipped
         for batch in job.batches():
-            self._batch, self._exchanged, self._stepped = batch, False, False
-            yield self._read(job, batch)
-            self._end_step(job)
+            self._batch = batch
+            parts = self._parts(batch)
+            for number, self._part in enumerate(parts):
+                self._exchanged = self._stepped = False
+                if self._part:
+                    yield self.batches.read(job.epoch, parts, number, job.stride)
+                else:  # it counts for nothing, but the script does all that the others do
+                    yield self.batches.few(job.epoch)
+                self._end_part()
+            self._batch, loss, self._loss = None, self._loss, None
+            job.notify_batch_end(loss=loss)
         self.pass_, self._done = job.epoch, 0
 
-    def _read(self, job: Job, batch: Batch) -> Any:
-        if len(batch):
-            return self.batches.read(job.epoch, batch.start, batch.stop, job.stride)
-        return self.batches.few(
-            job.epoch
-        )  # it counts for nothing, but the script does all that the others do
+    def _parts(self, batch: Batch) -> list[range]:
+        """The positions of a batch, cut into as few parts of about one size as fit."""
+        number = -(-len(batch) // (self._at_once or max(1, len(batch)))) or 1
+        ends = [batch.start + len(batch) * part // number for part in range(number + 1)]
+        return [range(start, stop) for start, stop in itertools.pairwise(ends)]
 
-    def _end_step(self, job: Job) -> None:
+    def _end_part(self) -> None:
         if not self._exchanged:
             self._refuse("no loss.backward() in a batch: each batch of the loader needs one")
         if not self._stepped and self.replica.scaler is None:
@@ -226,8 +267,6 @@ class TorchScript:
                 "no optimizer.step() in a batch: each batch of the loader needs one; leave gradients of several "
                 "batches out: the job chooses the batch"
             )
-        self._batch, loss, self._loss = None, self._loss, None
-        job.notify_batch_end(loss=loss)
 
     def _refuse_unprepared(self) -> None:
         scheduled = getattr(self.replica.optimizer.step, "_wrapped_by_lr_sched", False)
@@ -256,11 +295,17 @@ class TorchScript:
 
     def backward_ended(self) -> None:
         """Put the mean of all workers' gradients where the script finds them."""
-        job = self.job
+        job, batch, part = self.job, self._batch, self._part
         assert job is not None
+        assert batch is not None
+        self._exchanged = True
+        if part.stop < batch.stop:
+            self.replica.keep(job, len(part))
+            return
+        if part.start > batch.start:
+            self.replica.add_kept(len(part), len(batch))
         with _told_at(self._run.place()):
             self.replica.average(job)
-        self._exchanged = True
         self._done += job.samples
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -283,6 +328,8 @@ class TorchScript:
 
         @functools.wraps(kind.step)
         def by_samples(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+            if self._batch is not None and self._part.stop < self._batch.stop:
+                return
             if self._batch is None or args or kwargs or not self._run.by_samples:
                 kind.step(scheduler, *args, **kwargs)
                 return
@@ -306,8 +353,9 @@ class TorchScript:
                 number = float(value)
             except (TypeError, ValueError):
                 self._refuse(f"elastic.log({name}=...) takes a number, not {type(value).__name__}")
-            if name == "loss" and self._batch is not None:
-                self._loss = number
+            if name == "loss" and (batch := self._batch) is not None:
+                before = self._loss if self._part.start > batch.start and self._loss else 0.0
+                self._loss = before + number * len(self._part) / max(1, len(batch))
             elif name != "loss":
                 self._metrics[name] = number
 

@@ -36,7 +36,7 @@ class Driven:
 
     def __init__(self, folder: Path, train: str, **given: Any) -> None:
         source = JobSource(train, JOBS, SEED, 1, schedule_batch=1)
-        timeouts = Timeouts(start_s=PATIENCE_S, step_s=PATIENCE_S)
+        timeouts = Timeouts(start_s=PATIENCE_S, step_s=given.pop("step_s", PATIENCE_S))
         self.job = LoopJobSupervisor.open(source, work_dir=folder, timeouts=timeouts, **given)
         self.steps: list[StepReport] = []
         self.epochs: list[EpochReport] = []
@@ -89,11 +89,13 @@ def driven(folder: Path, train: str, workers: int, **given: Any) -> Iterator[Dri
         one.job.close()
 
 
-def plainly(arguments: list[str], folder: Path) -> dict[str, Any]:
-    """The weights of `python torch_script.py`."""
+def plainly(arguments: list[str], folder: Path, *, processes: int = 0) -> dict[str, Any]:
+    """The weights of `python torch_script.py`, or of torchrun with so many processes."""
     file = folder / "plain.pt"
-    command = [sys.executable, str(JOBS / "torch_script.py"), *arguments, "--save", str(file)]
-    subprocess.run(command, check=True, timeout=PATIENCE_S, cwd=folder)
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    command = [sys.executable, *(launch if processes else []), str(JOBS / "torch_script.py"), *arguments]
+    environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
+    subprocess.run([*command, "--save", str(file)], check=True, timeout=PATIENCE_S, cwd=folder, env=environ)
     found: dict[str, Any] = torch.load(file)
     return found
 
@@ -187,6 +189,42 @@ def test_a_script_is_exact_while_batches_change_and_workers_join_leave_and_are_k
     _each_once(job.steps, 2000)
     assert {step.samples for step in job.steps} > {16, 40, 25, 8}
     assert_equal(state, replayed(arguments, job.steps))
+
+
+def test_a_script_of_ddp_reaches_the_weights_of_torchrun(tmp_path: Path) -> None:
+    with driven(tmp_path, "torch_script.py --ddp --epochs 3", 2) as job:
+        job.job.resize(1, OWN, "one begins")
+        job.until(job.on(1), epochs=3)
+        job.job.resize(2, OWN, "another one joins")
+        state = job.to_the_end(3)
+
+    assert_equal(state, plainly(["--ddp", "--epochs", "3"], tmp_path, processes=2))
+
+
+@pytest.mark.parametrize(
+    "options", [["--scaler", "--samples", "482"], ["--at-once", "3"]], ids=["scaler", "parts of a share"]
+)
+def test_a_scaler_that_leaves_steps_out_and_shares_that_do_not_fit_change_nothing(
+    tmp_path: Path, options: list[str]
+) -> None:
+    """Of 482 samples, the last step has 2, so that two workers have none of it."""
+    arguments = ["--epochs", "3", *options]
+    with driven(tmp_path, f"torch_script.py {' '.join(arguments)}", 3) as job:
+        job.job.resize(2, OWN, "two begin")
+        job.until(job.on(2), epochs=3)
+        job.job.resize(3, OWN, "another one joins")
+        state = job.to_the_end(3)
+
+    _each_once(job.steps, 482 if "482" in options else 500, 3)
+    assert_equal(state, plainly(arguments, tmp_path))
+
+
+def test_what_is_done_between_epochs_may_take_longer_than_a_step(tmp_path: Path) -> None:
+    with driven(tmp_path, "torch_script.py --epochs 2 --pause 4", 1, step_s=1.0) as job:
+        job.job.resize(1, 250, "begin")
+        job.to_the_end(2)
+
+    assert all(epoch.evaluation_s >= 4.0 for epoch in job.epochs)
 
 
 def test_a_job_that_is_resumed_begins_in_the_right_epoch(tmp_path: Path) -> None:

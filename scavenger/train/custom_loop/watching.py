@@ -81,7 +81,7 @@ class LoopWatch:
             return []
         missing, waited_s, limit_s = rounds.missing, self.timer.waited_s(now), self._timeouts.step_s
         missing = tuple(name for name in missing if name not in self._ends.idle)
-        if self._ends.evaluator:
+        if self._ends.evaluator or (rounds.ledger.over and self._ends.evaluates):
             limit_s = self._timeouts.evaluation_s or limit_s + _EVALUATION_S
         silent = self._workers.liveness.suspects(
             now, awaited=missing, awaited_for_s=waited_s, step_time_s=self.timer.step_time_s

@@ -60,7 +60,7 @@ class LoopLink:
         self._state: Callable[[], dict[str, lm.Array]] | None = None
         self._evaluate: sdk.Evaluation | None = None
         self._place = MEAN
-        self._since = 0.0
+        self._since = self._between_s = 0.0
         self.step = self.view = 0
 
     @property
@@ -98,6 +98,7 @@ class LoopLink:
         return sdk.Progress(start.step, start.epoch, start.members, start.share, start.lr_scale)
 
     def seek(self, epoch: int) -> sdk.Granted | sdk.Step | None:
+        self._between_s = time.monotonic() - self._since
         self._send(lm.AskMessage(self.step, epoch))
         message, frames = self._wait_for(lm.GrantMessage, lm.MeanMessage, lm.OverMessage)
         self._since = time.monotonic()
@@ -228,7 +229,8 @@ class LoopLink:
         if missing := [name for name in self._code.metrics if name not in metrics]:
             raise TrainingCodeError(f"evaluate returned no {missing[0]!r}, which LoopJob names")
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        return lm.EvaluatedMessage(epoch, finite, time.monotonic() - began)
+        # what was done since the last step belongs to it: a script evaluates there
+        return lm.EvaluatedMessage(epoch, finite, self._between_s + time.monotonic() - began)
 
     def _send(self, message: lm.LoopMessage, frames: Sequence[Any] = (), *, copy: bool = False) -> None:
         """Send a message; without `copy`, the frames must not be changed until the answer has arrived."""

@@ -1,10 +1,12 @@
 """A script in the public style: plain PyTorch, with what most scripts have; in a job, by three calls."""
 
 import argparse
+import time
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 
 import scavenger.torch as elastic
 
@@ -15,6 +17,10 @@ parser.add_argument("--shuffle", action="store_true")
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--samples", type=int, default=500)
 parser.add_argument("--save", default="")
+parser.add_argument("--ddp", action="store_true")
+parser.add_argument("--scaler", action="store_true")
+parser.add_argument("--at-once", type=int)
+parser.add_argument("--pause", type=float, default=0.0)
 
 
 class Model(nn.Module):
@@ -38,14 +44,17 @@ def data(samples):
 def build(args):
     torch.manual_seed(3)
     model = Model().double()
+    train, size, sampler = data(args.samples), args.batch_size, None
+    if args.scaler:
+        train.tensors[0][100] = torch.nan  # a scaler leaves its steps out
+    if args.ddp:
+        torch.distributed.init_process_group("gloo")
+        model = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+        sampler = DistributedSampler(train, shuffle=False)
+        size //= torch.distributed.get_world_size()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.02)
-    loader = DataLoader(
-        data(args.samples),
-        args.batch_size,
-        shuffle=args.shuffle,
-        num_workers=args.workers,
-        collate_fn=collate,
-    )
+    given = {"sampler": sampler, "shuffle": args.shuffle, "num_workers": args.workers, "collate_fn": collate}
+    loader = DataLoader(train, size, **given)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, 0.02, epochs=args.epochs, steps_per_epoch=len(loader)
     )
@@ -56,14 +65,16 @@ def collate(rows):
     return {"x": torch.stack([x for x, _ in rows]), "y": torch.stack([y for _, y in rows])}
 
 
-def train_epoch(model, optimizer, loader, scheduler, epoch):
-    model.body.requires_grad_(epoch >= 1)  # frozen at first
+def train_epoch(model, optimizer, loader, scheduler, scaler, epoch):
+    getattr(model, "module", model).body.requires_grad_(epoch >= 1)  # frozen at first
     for number, batch in enumerate(loader):
         loss = nn.functional.cross_entropy(model(batch["x"]), batch["y"])
         optimizer.zero_grad(set_to_none=number % 2 == 0)
-        loss.backward()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         scheduler.step()
         elastic.log(loss=loss.item())
 
@@ -71,13 +82,16 @@ def train_epoch(model, optimizer, loader, scheduler, epoch):
 def main():
     args = parser.parse_args()
     model, optimizer, loader, scheduler = build(args)
-    model, optimizer, loader, scheduler = elastic.prepare(model, optimizer, loader, scheduler)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=7, enabled=args.scaler)
+    given = (model, optimizer, loader, scheduler, *([scaler] if args.scaler else []))
+    model, optimizer, loader, scheduler, *_ = elastic.prepare(*given, at_once=args.at_once)
     for epoch in range(args.epochs):
-        train_epoch(model, optimizer, loader, scheduler, epoch)
+        train_epoch(model, optimizer, loader, scheduler, scaler, epoch)
+        time.sleep(args.pause)
         optimizer.param_groups[0]["weight_decay"] = 0.02 / (epoch + 2)
         elastic.log(epoch=epoch, decay=optimizer.param_groups[0]["weight_decay"])
     if args.save:
-        torch.save(model.state_dict(), args.save)
+        torch.save(getattr(model, "module", model).state_dict(), args.save)
 
 
 if __name__ == "__main__":
