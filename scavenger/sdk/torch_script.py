@@ -81,42 +81,36 @@ class _Replica(Elastic):
 
     def __init__(self, script: TorchScript, given: Mapping[str, Any]) -> None:
         self._script, self._begun = script, False
-        self._begins: set[int] = set()
+        self._stepped_at: dict[Any, int] = {}
+        """Versions of the flat arrays after the optimizer's last step."""
         self._kept: dict[int, Any] = {}
         """By place, sums of the gradients of parts of the share, each times its samples."""
         super().__init__(
             given["model"], given["optimizer"], scheduler=given.get("scheduler"), scaler=given.get("scaler")
         )
 
-    def _arrange(self, job: Any, settings: int) -> None:
-        super()._arrange(job, settings)
-        for parameter in self._trained:
-            if id(parameter) not in self._begins:
-                parameter.register_hook(self._begin)
-                self._begins.add(id(parameter))
-
-    def _begin(self, gradient: Any) -> None:
-        """Note that a backward pass has begun; no gradient of it is added yet."""
-        if self._begun:
-            return
-        self._begun = True
-        self._script.backward_begins(left=self._left())
-        engine = torch.autograd.Variable._execution_engine
-        engine.queue_callback(self._end)
-
-    def _left(self) -> bool:
-        """Whether there are gradients of an earlier step."""
-        given = [parameter.grad for parameter in self._trained if parameter.grad is not None]
-        return any(bool(gradient.any()) for gradient in given)
+    def _receive(self, parameter: Any) -> None:
+        place, gradient = self._places.get(id(parameter)), parameter.grad
+        own = None if place is None else self._own[place]
+        if not self._begun:
+            self._begun = True
+            # nothing but this pass has written to the gradients since the step
+            at = self._stepped_at.get(parameter.dtype, -1) + 1
+            left = own is not None and gradient is own and own._version == at
+            self._script.backward_begins(left=left)
+            # a DistributedDataParallel around the module has a callback, too, which must be before ours
+            engine = torch.autograd.Variable._execution_engine
+            engine.queue_callback(lambda: engine.queue_callback(self._end))
+        if place is not None and gradient is not own:
+            super()._place(parameter, place)
 
     def _end(self) -> None:
         self._begun = False
         self._script.backward_ended()
 
-    def _receive(self, parameter: Any) -> None:
-        place = self._places.get(id(parameter))
-        if place is not None and parameter.grad is not self._own[place]:
-            super()._place(parameter, place)
+    def stepped(self) -> None:
+        """Note that the optimizer has made its step."""
+        self._stepped_at = {dtype: flat._version for dtype, flat in self._flat.items()}
 
     _TO_DIFFER = "; give a scheduler of the learning rate to elastic.prepare, too"
     _TO_SCALE = "give it to elastic.prepare(model, optimizer, loader, scaler), too"
@@ -264,8 +258,8 @@ class TorchScript:
             self._refuse("no loss.backward() in a batch: each batch of the loader needs one")
         if not self._stepped and self.replica.scaler is None:
             self._refuse(
-                "no optimizer.step() in a batch: each batch of the loader needs one; leave gradients of several "
-                "batches out: the job chooses the batch"
+                "no optimizer.step() in a batch: each batch of the loader needs one; to compute a large batch in "
+                "parts, write elastic.prepare(..., at_once=SAMPLES)"
             )
 
     def _refuse_unprepared(self) -> None:
@@ -321,6 +315,7 @@ class TorchScript:
         for group, rate in zip(optimizer.param_groups, self._rates, strict=False):
             group["lr"] = rate
         self._rates, self._stepped = [], True
+        self.replica.stepped()
 
     def _schedule(self, scheduler: Any) -> None:
         """Have a schedule that is stepped in each batch be as far in an epoch as with the loader's own batches."""

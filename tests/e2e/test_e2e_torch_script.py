@@ -1,4 +1,4 @@
-"""A script of DistributedDataParallel becomes elastic by few lines, and the command takes it to its target."""
+"""Scripts become elastic by few lines, and the command takes them to their targets."""
 
 from __future__ import annotations
 
@@ -21,23 +21,22 @@ pytestmark = pytest.mark.slow
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'scavenger-ml[compare]'")
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "torch_script"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLE = EXAMPLES / "torch_script"
+BEFORE = {"torch_script": "ddp.py", "torch_accelerate": "plain.py"}
 CHANGED_MAX = 10
 """Lines that may be added to a script, or taken out of it."""
 
 
-def _added() -> tuple[list[str], list[str]]:
-    texts = [(EXAMPLE / name).read_text().splitlines() for name in ("ddp.py", "train.py")]
+@pytest.mark.parametrize("example", BEFORE)
+def test_few_lines_make_a_script_elastic(example: str) -> None:
+    texts = [(EXAMPLES / example / name).read_text().splitlines() for name in (BEFORE[example], "train.py")]
     found = [line for line in difflib.ndiff(*texts) if line[:2] in ("+ ", "- ")]
-    return [one[2:] for one in found if one[0] == "+"], [one[2:] for one in found if one[0] == "-"]
 
-
-def test_few_lines_make_a_script_of_ddp_elastic() -> None:
-    added, removed = _added()
-
-    assert len(added) + len(removed) <= CHANGED_MAX
-    assert sum("elastic" in line for line in added) == 3
-    assert all(line.startswith('"""') for line in removed), (
+    assert len(found) <= CHANGED_MAX
+    assert sum("elastic" in line for line in found) == 3
+    taken = [line for line in found if line.startswith("- ")]
+    assert all(line.startswith('- """') for line in taken), (
         "but for what it says of itself, nothing is taken out"
     )
 
@@ -113,6 +112,22 @@ def test_the_command_takes_a_script_to_its_target_and_every_sample_counts_once(
     safetensors = pytest.importorskip("safetensors.torch")
     saved = safetensors.load_file(report["model_path"])
     assert saved["model/0.weight"].shape == (256, 64)
+
+
+def test_a_script_of_accelerate_is_taken_to_its_target(
+    make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("accelerate")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    job = make_job()
+    script = job.folder / "digits.py"
+    shutil.copy(EXAMPLES / "torch_accelerate" / "train.py", script)
+
+    outcome = job.ask("optimize", str(script), "--target", "val_accuracy=0.95", "--workers", "2", "--yes")
+
+    assert outcome.stdout, outcome.stderr
+    assert outcome.report["job"]["state"] == "succeeded", outcome.stderr
+    assert "1,437 samples in batches of 64, 20 epochs, AdamW, val_accuracy" in outcome.stderr
 
 
 def test_a_script_without_the_calls_is_told_what_it_misses(make_job: Callable[..., Job]) -> None:

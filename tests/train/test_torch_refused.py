@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -143,6 +144,11 @@ PREPARE = [
         "elastic.prepare(model, optimizer, DataLoader(data, sampler=iter([])))",
         "has no length: give it __len__",
     ),
+    ("elastic.prepare(model, optimizer, loader, at_once=0)", "at_once=0): it is a number of samples"),
+    (
+        "elastic.prepare(model, optimizer, loader, torch.amp.GradScaler('cpu'), at_once=9)",
+        "with a GradScaler: leave one of them out",
+    ),
     ("elastic.log(val_accuracy=1.0)", "elastic.log comes after elastic.prepare"),
 ]
 
@@ -171,7 +177,7 @@ TRAIN = [
     (
         _loop(STEP.replace("optimizer.step()", "pass")),
         "for x, y in loader",
-        "leave gradients of several batches out",
+        "write elastic.prepare(..., at_once=SAMPLES)",
     ),
     (_loop(STEP.replace("zero_grad()", "param_groups")), ".backward()", "call optimizer.zero_grad()"),
     (_loop(STEP + "\nmodel(x).sum().backward()"), "model(x).sum()", "add the losses, and call backward once"),
@@ -276,6 +282,34 @@ def test_a_wrapped_model_becomes_its_module_and_the_loader_keeps_its_attributes(
         "dist.destroy_process_group()\n" + LOOP
     )
     assert len(run(text).losses) == 15
+
+
+def test_a_model_that_is_wrapped_after_it_is_prepared_has_the_mean_of_all_in_its_gradients(run: Any) -> None:
+    class Doubled(Alone):
+        """A job whose mean is twice what this worker pushes."""
+
+        def push(self, part: loop.Granted, tensors: dict[str, Any]) -> loop.Step:
+            return super().push(part, {n: a * (2 if n == "torch.float32" else 1) for n, a in tensors.items()})
+
+    text = PREPARED + (
+        "import torch.distributed as dist\n"
+        "from torch.nn.parallel import DistributedDataParallel\n"
+        "dist.init_process_group('gloo')\n"
+        "wrapped = DistributedDataParallel(model, gradient_as_bucket_view=VIEW)\n"
+        "for epoch in range(3):\n"
+        "    for x, y in loader:\n"
+        "        loss = nn.functional.cross_entropy(wrapped(x), y)\n"
+        "        expected = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), model.weight)[0]\n"
+        "        optimizer.zero_grad()\n"
+        "        loss.backward()\n"
+        "        torch.testing.assert_close(model.weight.grad, 2 * expected)\n"
+        "        optimizer.step()\n"
+        "dist.destroy_process_group()\n"
+    )
+    for view in ("False", "True"):
+        with contextlib.suppress(loop.Left):
+            assert len(run(text.replace("VIEW", view), Doubled()).losses) == 15
+        torch.distributed.destroy_process_group()
 
 
 def test_every_sampler_gives_each_epoch_the_same_order_at_every_worker_and_leaves_generators_alone() -> None:

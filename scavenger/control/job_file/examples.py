@@ -22,6 +22,7 @@ class Example(StrEnum):
     TORCH_DIGITS = "torch_digits"
     COMMAND_TORCH = "command_torch"
     SCRIPT = "script"
+    TORCH_SCRIPT = "torch_script"
 
 
 def examples_path() -> Path:
