@@ -57,7 +57,8 @@ def prepare(*objects: Any, at_once: int | None = None) -> Any:
 def log(**metrics: float) -> None:
     """Tell metrics of the model, such as `val_accuracy`, after the loop over the loader; all workers tell the same.
 
-    `loss`, told in that loop, is the loss of the batch. Outside of a job, nothing is done.
+    `loss`, told in that loop, is the loss of the batch, of which the job forms the mean over the epoch. Outside of a
+    job, nothing is done.
     """
     run = script.current()
     if run is not None:

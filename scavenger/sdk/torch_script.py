@@ -11,7 +11,7 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -164,7 +164,7 @@ class TorchScript:
         self._run, self._place, self._at_once = run, run.place(), at_once
         self.batches = BatchLoader(given["loader"], run.seed, self._place)
         optimizer, scheduler = given["optimizer"], given.get("scheduler")
-        with _told_at(self._place):
+        with _told_at(lambda: self._place):
             self.replica = _Replica(self, given)
         if scheduler is not None and scheduler.optimizer is not optimizer:
             raise TrainingCodeError(
@@ -298,7 +298,7 @@ class TorchScript:
             return
         if part.start > batch.start:
             self.replica.add_kept(len(part), len(batch))
-        with _told_at(self._run.place()):
+        with _told_at(self._run.place):
             self.replica.average(job)
         self._done += job.samples
 
@@ -351,7 +351,7 @@ class TorchScript:
             if name == "loss" and (batch := self._batch) is not None:
                 before = self._loss if self._part.start > batch.start and self._loss else 0.0
                 self._loss = before + number * len(self._part) / max(1, len(batch))
-            elif name != "loss":
+            else:
                 self._metrics[name] = number
 
     def end(self, why: str) -> None:
@@ -396,11 +396,11 @@ class ElasticLoader:
 
 
 @contextlib.contextmanager
-def _told_at(place: str) -> Iterator[None]:
+def _told_at(place: Callable[[], str]) -> Iterator[None]:
     """Have what is refused begin with a place in the script."""
     try:
         yield
     except (NotSupportedError, ConfigurationError) as error:
-        raise NotSupportedError(f"{place}: {error}") from error
+        raise NotSupportedError(f"{place()}: {error}") from error
     except TrainingCodeError as error:
-        raise TrainingCodeError(f"{place}: {error}") from error
+        raise TrainingCodeError(f"{place()}: {error}") from error
