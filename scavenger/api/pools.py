@@ -261,7 +261,11 @@ def what_if_submitted(at: Local, request: JobRequest) -> WhatIfAnswer:
     name = pool_of(prepared.job.written(), rents=prepared.place.rents)
     pools = standing_pools(at.store)
     if name not in pools:
-        raise ConfigurationError(f"{request.job_file}: the job runs in no pool of this machine")
+        place = f"pool {name}, which is" if name else "machines of its own, and"
+        raise ConfigurationError(
+            f"{request.job_file}: the job would run in {place} none of {', '.join(pools)}: `[pool.NAME]` in the "
+            "settings file, or `scavenger serve --pool FILE`, makes a pool"
+        )
     pool = pools[name]
     new, known_by = as_new_job(at.store, prepared, pool, user=at.user, priority=request.priority)
     return brought(at, pool, new, name=prepared.job.name, known_by=known_by)

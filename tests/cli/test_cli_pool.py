@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,13 @@ from typing import Any
 import pytest
 from scavenger_cli.main import main
 
+from scavenger.api.calls import Local
+from scavenger.api.pools import explain_share, show_pools
+from scavenger.control.service.pools import Pools
+from scavenger.domain.access import Caller, User
 from scavenger.domain.pool import JobStanding, Pool, PoolAllotment, PoolShare, RatePoint, WorkLeft
 from scavenger.domain.submission import NewSubmission
+from scavenger.errors import NotFoundError
 from scavenger.store import Store
 
 JOB = """\
@@ -72,6 +78,10 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
             )
             assert store.stand(lease.fence, job, standing)
         yield store
+
+
+def submission(user: str, name: str) -> NewSubmission:
+    return NewSubmission(name, {}, f"/jobs/{name}.yaml", user, socket.gethostname(), os.getuid())
 
 
 def answer(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
@@ -142,3 +152,33 @@ def test_a_job_that_waits_cannot_be_paused(shared: Store, capsys: pytest.Capture
     waiting = shared.submission("waits")
     assert waiting is not None
     assert waiting.state == "queued"
+
+
+def test_a_job_of_no_pool_is_refused(shared: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pool", "what-if", "job.yaml", "--pool", "other"]) == 2
+    assert "the job would run in pool other, which is none of gpu" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
+def test_users_see_how_many_slots_others_have_and_not_their_names(shared: Store) -> None:
+    shared.submit(replace(submission("bob", "mine"), spec={"infra": "pool/gpu"}))
+    bob = Caller(User("bob", "user", datetime.now(UTC)), "test")
+    [pool] = show_pools(Local(store=shared, caller=bob)).pools
+
+    assert [(one.name, one.slots) for one in pool.jobs] == [(None, 2), (None, 2), (None, 0), ("mine", 0)]
+    assert (pool.moves, {one.id for one in pool.jobs[:3]}) == ((), {None})
+    assert "first" not in repr(pool)
+    with pytest.raises(NotFoundError):
+        explain_share(Local(store=shared, caller=bob), "first")
+
+
+def test_a_pool_is_on_record_before_it_has_jobs(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path}/store.db") as store:
+        pools = Pools(store, {"gpu": Pool("gpu", 4)})
+        backlog = store.backlog(store.me().host, os.getuid(), None)
+        for number in (1, 1):
+            pools.decide(backlog, (), lambda seen: True, datetime.now(UTC))
+            last = store.allotment("gpu")
+            assert last is not None
+            assert (last.number, last.pool.slots, last.shares) == (number, 4, {})

@@ -124,7 +124,7 @@ def _standing(
                 priority=one.job.priority,
                 number=one.number,
                 sizes=sizes_by_file(one.job.spec),
-                waited_s=max(0.0, (now - since).total_seconds()),
+                waited_s=0.0 if isinstance(entry, RunnerSeen) else max(0.0, (now - since).total_seconds()),
                 standing=None if standing is None else foreseeable(pool, standing),
                 share=share,
                 queued=not isinstance(entry, RunnerSeen),

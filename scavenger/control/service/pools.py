@@ -151,8 +151,8 @@ class Pools:
                 waiting |= {one.id: _missing(name) for one in here if one.id not in running}
                 continue
             last = self._store.allotment(name)
-            if not here and (last is None or not last.shares):
-                continue
+            if not here and last is not None and not last.shares and last.pool == pool:
+                continue  # a new pool is put on record, for those who ask for it before it has jobs
             shares = {} if last is None else last.shares
             jobs = [
                 self._job(
