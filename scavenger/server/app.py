@@ -37,8 +37,8 @@ from scavenger.server import problems
 from scavenger.server.access import CallerOf
 from scavenger.server.callers import Callers
 from scavenger.server.context import Context, answer
+from scavenger.server.dashboard import pool_routes, session_routes, submission_routes, vm_routes
 from scavenger.server.dashboard import routes as dashboard
-from scavenger.server.dashboard import session_routes, submission_routes, vm_routes
 from scavenger.server.routes import health, outputs, streaming
 from scavenger.server.routing import add_routes
 from scavenger.server.settings import ServerSettings
@@ -138,7 +138,7 @@ def _routes() -> tuple[tuple[BaseRoute, ...], dict[str, Any]]:
     add_routes(calls, *of_jobs, models, catalog, pool, pools, history, leftovers, users)
     router.include_router(calls, responses=_REFUSALS)
     router.include_router(health.router, responses=_REFUSALS)
-    for pages in (dashboard, submission_routes, vm_routes, session_routes):
+    for pages in (dashboard, submission_routes, pool_routes, vm_routes, session_routes):
         router.include_router(pages.router)
     document = _openapi(router.routes)
 

@@ -21,6 +21,7 @@ from scavenger.domain.access import Caller, User
 from scavenger.domain.pool import JobStanding, Pool, PoolAllotment, PoolShare, RatePoint, WorkLeft
 from scavenger.domain.submission import NewSubmission
 from scavenger.errors import NotFoundError
+from scavenger.server.dashboard.pool_routes import pool_card
 from scavenger.store import Store
 
 JOB = """\
@@ -182,3 +183,14 @@ def test_a_pool_is_on_record_before_it_has_jobs(tmp_path: Path) -> None:
             last = store.allotment("gpu")
             assert last is not None
             assert (last.number, last.pool.slots, last.shares) == (number, 4, {})
+
+
+def test_the_page_of_the_dashboard_shows_the_same(shared: Store) -> None:
+    [pool] = show_pools(Local(store=shared)).pools
+    card = pool_card(pool)
+
+    assert (card.used.words, card.used.percent) == ("4 of 4 in use", 100.0)
+    assert [one.workers for one in card.jobs] == ["2", "2", "0"]
+    assert card.jobs[2].why.startswith("waits: needs 2 slots, 0 free")
+    assert card.jobs[2].ends == "unknown"
+    assert card.jobs[0].ends.endswith("min")

@@ -273,7 +273,12 @@ def test_a_submission_that_waits_is_shown_until_its_job_is_on_record(
 
 def test_the_other_pages_answer(client: TestClient, world: World, app: FastAPI) -> None:
     login(client, world, "ann")
-    for path, words in (("/vms", "No VM is rented"), ("/models", "No models yet"), ("/vms/live", "as of")):
+    for path, words in (
+        ("/pools", "one job at a time has all of them"),
+        ("/vms", "No VM is rented"),
+        ("/models", "No models yet"),
+        ("/vms/live", "as of"),
+    ):
         answer = client.get(path)
         assert answer.status_code == 200
         assert words in answer.text

@@ -10,12 +10,12 @@ from rich.text import Text
 
 from scavenger.api import pools
 from scavenger.api.opening import open_source
+from scavenger.api.pool_words import ANOTHERS, NOW, gained, ranged, title, within
 from scavenger.api.submissions import submission_of
 from scavenger.api.submitting import JobRequest
 from scavenger.domain.operation import StopJob
 from scavenger.errors import ConfigurationError, NotFoundError
 from scavenger.presentation.formatting import (
-    UNKNOWN,
     clean,
     duration,
     duration_range,
@@ -41,13 +41,11 @@ from scavenger_cli.options import (
 from scavenger_cli.ui import console, render
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from rich.console import RenderableType
 
-_ANOTHERS = "another user's"
 _PAUSED = "paused"
-_NOW = pools.Span(0.0, 0.0, 0.0)
 
 
 def show(
@@ -83,9 +81,9 @@ def pool_text(one: pools.SharedPool) -> Iterator[RenderableType]:
     yield from coming(one)
     for job in one.jobs:
         if job.why:
-            yield Text(f"{_title(job.id, job.name)} {clean(job.why)}")
+            yield Text(f"{title(job.id, job.name)} {clean(job.why)}")
     if not one.whole:
-        gains = ", ".join(_gained(gain) for gain in one.further)
+        gains = ", ".join(gained(gain) for gain in one.further)
         yield Text(f"one slot more would bring: {gains or 'nothing, no job would have it'}")
     for move in one.moves:
         yield Text(f"{when(move.at)[11:19]}  {clean(move.what)}")
@@ -111,51 +109,19 @@ def coming(one: pools.SharedPool) -> Iterator[RenderableType]:
     for job in one.jobs:
         grid.add_row(
             "-" if job.id is None else job.id[:8],
-            _ANOTHERS if job.name is None else clean(job.name),
+            ANOTHERS if job.name is None else clean(job.name),
             job.state,
             str(job.slots) if job.next == job.slots else f"{job.slots} -> {job.next}",
             *((str(job.aggregators),) if aggregators else ()),
             "-"
             if job.slots
             else "now"
-            if job.start_s == _NOW
-            else _ranged(job.start_s, duration, duration_range),
-            _ranged(job.end_s, duration, duration_range),
-            _ranged(job.usd, money, money_range),
+            if job.start_s == NOW
+            else ranged(job.start_s, duration, duration_range),
+            ranged(job.end_s, duration, duration_range),
+            ranged(job.usd, money, money_range),
         )
     yield grid
-
-
-def _ranged(span: pools.Span, exact: Callable[[float], str], ranged: Callable[[float, float], str]) -> str:
-    """A cell: the interval, its lower bound where there is no upper one, or that nothing is known."""
-    if span.low is None or (span.high is None and span.low <= 0.0):
-        return UNKNOWN
-    if span.high is None:
-        return f"from {exact(span.low)}"
-    return exact(span.low) if span.low == span.high else ranged(span.low, span.high)
-
-
-def _within(
-    span: pools.Span, exact: Callable[[float], str], within: Callable[[float, float, float], str]
-) -> str:
-    """In a sentence: the median with its interval."""
-    if span.middle is None or span.low is None or span.high is None or span.low == span.high:
-        return _ranged(span, exact, lambda low, high: within(low, low, high))
-    return within(span.middle, span.low, span.high)
-
-
-def _title(job: str | None, name: str | None) -> str:
-    return _ANOTHERS if job is None or name is None else f"{clean(name)} ({job[:8]})"
-
-
-def _gained(gain: pools.Gain) -> str:
-    """Whose slots change, and what that is to him."""
-    what = f"{gain.slots - gain.more} to {gain.slots}"
-    if gain.sooner_s is None or gain.sooner_s == 0.0:
-        then = ": it would wait" if gain.slots == 0 else ""
-    else:
-        then = f": {duration(abs(gain.sooner_s))} {'sooner' if gain.sooner_s > 0.0 else 'later'}"
-    return f"{_title(gain.job, gain.name)} {what}{then}"
 
 
 def explain(job: RunningJob, store_url: StoreOption = None, output: OutputOption = Output.TEXT) -> int:
@@ -171,7 +137,7 @@ def explain(job: RunningJob, store_url: StoreOption = None, output: OutputOption
 
 def share_text(found: pools.ShareAnswer) -> Iterator[RenderableType]:
     """Why a job has its slots, for people."""
-    yield Text(f"{_title(found.job, found.name)} in pool {found.pool} ({found.policy}): {clean(found.why)}")
+    yield Text(f"{title(found.job, found.name)} in pool {found.pool} ({found.policy}): {clean(found.why)}")
     for one in (found.more, found.less):
         if one is not None:
             yield from _sized(one)
@@ -187,7 +153,7 @@ def _sized(one: pools.Sized) -> Iterator[RenderableType]:
             line += f", {duration(abs(one.sooner_s))} {'sooner' if one.sooner_s >= 0.0 else 'later'}"
     yield Text(line)
     for gain in one.others:
-        yield Text(f"  {_gained(gain)}")
+        yield Text(f"  {gained(gain)}")
 
 
 def what_if(
@@ -214,12 +180,12 @@ def what_if_text(found: pools.WhatIfAnswer) -> Iterator[RenderableType]:
     if found.known_by is not None:
         by = f"by the curve of its run {found.known_by[:8]}"
     yield Text(f"{clean(found.name)} in pool {found.pool}, if it was submitted now ({by}):")
-    begins = _within(found.start_s, duration, duration_within)
-    yield Text("  starts now" if found.start_s == _NOW else f"  starts in  {begins}")
-    yield Text(f"  ends in    {_within(found.end_s, duration, duration_within)}")
-    yield Text(f"  takes      {_within(found.usd, money, money_within)}")
+    begins = within(found.start_s, duration, duration_within)
+    yield Text("  starts now" if found.start_s == NOW else f"  starts in  {begins}")
+    yield Text(f"  ends in    {within(found.end_s, duration, duration_within)}")
+    yield Text(f"  takes      {within(found.usd, money, money_within)}")
     for one in found.delays:
-        yield Text(f"  {_title(one.job, one.name)}: {_later(one.later_s)}")
+        yield Text(f"  {title(one.job, one.name)}: {_later(one.later_s)}")
     if not found.delays:
         yield Text("  delays nobody")
 
@@ -230,8 +196,8 @@ def _later(span: pools.Span) -> str:
         return "nobody knows how much later"
     if span.middle < 0.0:
         sooner = pools.Span(-span.middle, -span.high, -span.low)
-        return f"{_within(sooner, duration, duration_within)} sooner"
-    return f"{_within(span, duration, duration_within)} later"
+        return f"{within(sooner, duration, duration_within)} sooner"
+    return f"{within(span, duration, duration_within)} later"
 
 
 def pause(
