@@ -121,7 +121,7 @@ class Submission:
         reason: Why it waits, or how it ended, for the user; one line, may be empty.
         cancelling: Whether it is to be stopped: its runner looks for this.
         installation: That whose servers run it; empty if those of its host do.
-        started_at: Start of its first runner; None before.
+        started_at: Start of its first runner, since it was paused last if it was; None before.
         ended_at: None while `state` is one of `OPEN_SUBMISSIONS`, and only then.
     """
 

@@ -341,7 +341,7 @@ class SubmissionsPart(Part):
     def pause_submission(self, fence: Fence, job_id: str, reason: str) -> bool:
         """Put a submission that has given its slots back into the queue, at its old place; its lease is released.
 
-        Its last start counts neither as fruitless nor as a fault.
+        Its last start counts neither as fruitless nor as a fault. One that is to be stopped ends.
 
         Returns:
             False if the lease is another's, or the submission is not open.
@@ -380,8 +380,11 @@ class SubmissionsPart(Part):
                 return False
             if lease is not None:
                 lease.holder = ""
-            if state == "queued":
+            if paused and row.cancelling:
+                _end(row, "ended", row.reason, self._clock())
+            elif state == "queued":
                 row.state, row.reason = state, reason
+                row.started_at = None if paused else row.started_at  # what has ended before is no end of it
                 row.fruitless, row.faults = max(0, row.fruitless - 1), (row.faults or 0) + (not paused)
             else:
                 _end(row, state, reason, self._clock())

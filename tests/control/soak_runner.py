@@ -38,6 +38,8 @@ class _Report:
 class _Job:
     """A job of so many steps, which goes on after the last one on record."""
 
+    paused = False
+
     def __init__(self, store: Store, submission: Any, token: int) -> None:
         self._store, self._submission, self._token = store, submission, token
         self._steps = int(submission.job.spec["goal"]["max_epochs"])

@@ -105,7 +105,20 @@ def test_a_job_that_is_paused_waits_at_its_old_place_and_the_start_costs_it_noth
         0,
         0,
     )
+    assert queued[0].started_at is None
     assert not store.pause_submission(lease.fence, first.id, "again")
+
+
+def test_a_job_that_is_to_be_stopped_while_it_is_paused_ends(store: Store) -> None:
+    one = submitted(store)
+    lease = store.start_runner(one.id, "server", None)
+    assert lease is not None
+    store.cancel(one.id, "not wanted any more")
+
+    assert store.pause_submission(lease.fence, one.id, "paused")
+    found = store.submission(one.id)
+    assert found is not None
+    assert (found.state, found.reason) == ("ended", "not wanted any more")
 
 
 @pytest.mark.parametrize(

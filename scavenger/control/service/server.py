@@ -288,7 +288,13 @@ class Server:
         pooled, able = slotted(backlog, limits, resting)
         admission = admit(backlog, limits, resting, dict.fromkeys(pooled, "") | dict(self._pools.waiting))
         if admission.begin or self._pools.due(backlog, able):
-            admission = self._decided(resting)
+            try:
+                admission = self._decided(resting)
+            except StoreBusyError:
+                raise
+            except (ConfigurationError, TransientError) as error:
+                # as where a job has died at this moment: nothing was done, and the next round sees it
+                logger.info("nothing is begun or changed in this round: %s", error)
         known = {one.id: one.reason for one in backlog.queued}
         changed = {
             job_id: reason
