@@ -17,6 +17,7 @@ from scavenger.domain.pool import (
     JobStanding,
     Pool,
     PoolAllotment,
+    PoolShare,
     RatePoint,
     UserPart,
     WorkLeft,
@@ -233,6 +234,25 @@ def test_the_pool_of_the_machine_is_one_jobs_at_a_time_and_none_is_stopped() -> 
     world.jobs.remove(first)
     world.decide()
     assert not urgent.queued
+
+
+@pytest.mark.parametrize("policy", ["worth", "goodput", "throughput", "even", "fair"])
+def test_a_job_of_which_nothing_is_known_begins_with_its_even_part(policy: str) -> None:
+    curve = tuple(RatePoint(slots, 100.0 * slots**0.9, True) for slots in range(1, 9))
+
+    def known(slots: int) -> PoolJob:
+        share = PoolShare(slots, slots, slots, 1)
+        standing = JobStanding(1, "training", slots, 1, left=WorkLeft(1e6, 0.1), curve=curve)
+        return PoolJob("known", "ann", 0, 1, Sizes(1, 8, 8), 0.0, standing, share, queued=False)
+
+    new = PoolJob("new", "bob", 0, 2, Sizes(1, 8, 8), 0.0, None, None, queued=True)
+
+    crowded = decided(Pool("gpu", 8, policy), [known(8), new]).slots
+    roomy = decided(Pool("gpu", 8, policy), [replace(known(2), sizes=Sizes(1, 2, 2)), new]).slots
+
+    assert 1 <= crowded["new"] <= 4
+    assert crowded["known"] == 8 - crowded["new"]
+    assert roomy == {"known": 2, "new": 6}
 
 
 def test_a_job_that_does_not_fit_has_no_size_in_the_pool() -> None:

@@ -15,7 +15,7 @@ from scavenger.domain.curve import TradeoffCurve
 from scavenger.domain.document import report_from_document
 from scavenger.domain.pool import RatePoint
 from scavenger.scheduler.jobs.forecast import NewJob
-from scavenger.scheduler.jobs.seeing import rates_of, sizes_in, sizes_of, users_of
+from scavenger.scheduler.jobs.seeing import even_parts, rates_of, sizes_in, sizes_of, users_of
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
 
@@ -37,10 +37,15 @@ def as_new_job(
     users = users_of(pool.decision.jobs)
     found = _earlier(store, prepared)
     points, log_sd = ((), 0.0) if found is None else curve_points(found[1])
+    most = sizes.most
+    if not points:
+        claims = pool.decision.seen.claims
+        parts = even_parts(pool.pool, np.r_[claims.least, sizes.least], np.r_[claims.most, sizes.most])
+        most = int(parts[-1])
     new = NewJob(
         least=sizes.least,
-        asked=sizes.asked,
-        most=sizes.most,
+        asked=min(sizes.asked, most),
+        most=most,
         rates=rates_of(points, pool.pool.slots),
         user=users.index(user) if user in users else len(users),
         priority=priority,

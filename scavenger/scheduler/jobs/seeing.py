@@ -19,6 +19,8 @@ from scavenger.scheduler.jobs.values import Allotment, Claims, Curves, Nodes, Po
 
 _EXPONENT = 0.8
 """Of the number of slots, by which the rate of a job grows where nothing tells it."""
+_GANGS = frozenset({"fifo", "srtf", "tiresias", "elastic-tiresias"})
+"""Policies that give a job what it asked for, or nothing."""
 _CHANGE_S = 5.0
 """What a change of size costs a job where nothing tells it, seconds."""
 
@@ -126,7 +128,7 @@ def seen_of(pool: Pool, jobs: Sequence[PoolJob], number: int = 0) -> PoolSeen:
     rows = np.flatnonzero(told)
     return PoolSeen(
         nodes=Nodes.of(pool.slots),
-        claims=_within_users(pool, jobs, claims),
+        claims=_within_users(pool, jobs, _within_parts(pool, jobs, claims)),
         standing=_standing(pool, jobs),
         shares=Shares(rows, np.zeros_like(rows), told[rows]),
         curves=Curves(_rates(jobs, pool.slots)),
@@ -233,6 +235,23 @@ def _standing(pool: Pool, jobs: Sequence[PoolJob]) -> Standing:
             [not job.queued and (pool.whole or job.held_back or not job.answered) for job in jobs], dtype=bool
         ),
     )
+
+
+def even_parts(pool: Pool, least: IntArray, most: IntArray) -> IntArray:
+    """Most slots of each job while nothing is known of it; with policies that give what was asked, as ever."""
+    if pool.policy in _GANGS:
+        return most
+    return level_up(least, most, pool.slots) if least.sum() <= pool.slots else least
+
+
+def _within_parts(pool: Pool, jobs: Sequence[PoolJob], claims: Claims) -> Claims:
+    """Claims of which those of jobs without a curve are at most their even part, whoever has slots now.
+
+    Such a job cannot be shrunk while it searches, and by work that nobody knows it would take all others' slots.
+    """
+    unknown = np.array([job.standing is None or not job.standing.curve for job in jobs], dtype=bool)
+    most = np.where(unknown, even_parts(pool, claims.least, claims.most), claims.most)
+    return replace(claims, asked=np.minimum(claims.asked, most), most=most)
 
 
 def _within_users(pool: Pool, jobs: Sequence[PoolJob], claims: Claims) -> Claims:
