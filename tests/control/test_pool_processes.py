@@ -194,7 +194,7 @@ def test_jobs_shrink_for_each_other_and_grow_when_one_has_ended(world: World) ->
 def test_an_urgent_job_pauses_another_which_goes_on_at_its_checkpoint(world: World) -> None:
     """Server and runner are killed in between."""
     with serving(world, slots=2) as server:
-        first = world.submit("first", epochs=12, workers=(2, 2))
+        first = world.submit("first", epochs=40, workers=(2, 2))  # not over before the next server is there
         wait_for(world.holds(first, 2))
         server.kill()
         server.wait()
