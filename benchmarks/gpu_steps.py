@@ -31,7 +31,7 @@ def measured(
         most: Samples up to which batches are doubled to see what memory does not hold.
 
     Returns:
-        `device`; `steps`, by batch size: `keras_s`, `whole_s`, `halves_s`, medians; `too_many`, the batch size that
+        `device`; `steps`, by batch size: `keras_s`, `whole_s`, `with_noise_s`, medians; `too_many`, the batch size that
         was computed in parts, None if none was; `parts_error`, how far its gradient was from the mean of its halves.
 
     Raises:
@@ -97,27 +97,30 @@ def _measure(batches: tuple[int, ...], steps: int, most: int) -> dict[str, Any]:
     def batch_of(samples: int) -> Any:
         return program.train.batch(np.arange(samples) % len(x))
 
-    def gradient(batch: Any, *, halves: bool) -> Any:
-        return in_parts.gradient(weights, batch, seed=0, position=0, halves=halves)
+    def gradient(batch: Any) -> Any:
+        return in_parts.gradient(weights, batch, seed=0, position=0)
+
+    def with_noise(batch: Any) -> Any:
+        return in_parts.with_noise(gradient(batch), weights, batch, seed=0, position=0)
 
     found: dict[str, Any] = {}
     for size in batches:
         batch = batch_of(size)
         found[str(size)] = {
             "keras_s": _median_s(partial(plain.train_on_batch, *batch), steps),
-            "whole_s": _median_s(partial(gradient, batch, halves=False), steps),
-            "halves_s": _median_s(partial(gradient, batch, halves=True), steps),
+            "whole_s": _median_s(partial(gradient, batch), steps),
+            "with_noise_s": _median_s(partial(with_noise, batch), steps),
         }
     size = batches[-1]
     while not told and 2 * size <= most:
         size *= 2
-        gradient(batch_of(size), halves=False)
+        gradient(batch_of(size))
     error = None
     if told:
         batch = batch_of(told[-1])
-        whole = gradient(batch, halves=False).gradients
+        whole = gradient(batch).gradients
         first, second = (
-            gradient(tuple(leaf[part] for leaf in batch), halves=False).gradients
+            gradient(tuple(leaf[part] for leaf in batch)).gradients
             for part in (slice(0, told[-1] // 2), slice(told[-1] // 2, None))
         )
         error = max(

@@ -78,7 +78,7 @@ def _with_dense_gradients(project: Project, steps: int) -> Any:
     batch = program.train.batch(np.arange(samples))
     for step in range(steps):
         result = program.gradient(
-            [v.numpy() for v in program.variables], batch, seed=SEED, position=step * samples, halves=False
+            [v.numpy() for v in program.variables], batch, seed=SEED, position=step * samples
         )
         model.optimizer.apply([tf.convert_to_tensor(g) for g in result.gradients], model.trainable_variables)
     model.optimizer.finalize_variable_values(model.trainable_variables)

@@ -63,7 +63,6 @@ def in_pieces(
                     program.train.batch(np.arange(start, stop)),
                     seed=SEED,
                     position=(step - 1) * pieces[-1][1] + start,
-                    halves=False,
                     loss_scale=parts[0].loss_scale(step - 1),
                 )
                 orders.append((slot, stop - start, slot, memory.write(result, slot).rows))

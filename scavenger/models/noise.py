@@ -144,6 +144,7 @@ class NoiseTracker:
     sqnorm: Ewma = field(default=Ewma(SMOOTHING))
     covariance_trace: Ewma = field(default=Ewma(SMOOTHING))
     true_sqnorm: Ewma = field(default=Ewma(SMOOTHING))
+    step: Ewma = field(default=Ewma(SMOOTHING))
 
     def update(self, record: StepRecord) -> NoiseTracker:
         """Add one step; a step without information (`noise_parts` below 2, no finite norms) changes nothing."""
@@ -163,12 +164,18 @@ class NoiseTracker:
             sqnorm=(self.sqnorm if same else fresh).update(record.mean_sqnorm),
             covariance_trace=(self.covariance_trace if self.count else fresh).update(trace),
             true_sqnorm=(self.true_sqnorm if self.count else fresh).update(true),
+            step=(self.step if self.count else fresh).update(float(record.step)),
         )
 
     @property
     def count(self) -> int:
         """Number of steps added, over all configurations."""
         return self.covariance_trace.count
+
+    @property
+    def measured_at(self) -> float | None:
+        """The step that φ is of: the mean of those that were averaged, as weighted; far back where few are measured."""
+        return self.step.value
 
     @property
     def gradient_noise(self) -> float | None:

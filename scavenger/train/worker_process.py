@@ -31,8 +31,7 @@ def warm_up() -> None:
     data = np.zeros((_SAMPLES, 8, 8, 1), np.float32), np.zeros(_SAMPLES, np.int64)
     program = Program(KerasJob(model, train=data, validation=data))
     values, batch = program.initial_state(), program.train.batch(np.arange(_SAMPLES))
-    for halves in (False, True):
-        program.gradient(values, batch, seed=0, position=0, halves=halves)
+    program.gradient(values, batch, seed=0, position=0)
     program.evaluate(values, 0, _SAMPLES, _SAMPLES)
     del program, model, layers
     keras.utils.clear_session()

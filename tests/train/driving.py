@@ -353,7 +353,6 @@ def replayed(name: str, steps: list[m.StepReport], rate: float) -> list[Any]:
                     program.train.batch(indices[start - first : stop - first]),
                     seed=SEED,
                     position=step.epoch * len(program.train) + start,
-                    halves=step.workers == 1 and stop - start > 1 and not program.mixes_samples,
                 ),
             )
             for _, start, stop in step.pieces

@@ -131,7 +131,7 @@ def test_two_epochs_end_with_the_weights_of_fit(name: str) -> None:
     for epoch in range(2):
         for low in range(0, N, B):
             share = Share(low, low + B)
-            result = program.gradient(weights, samples.read(epoch, share), seed=4, position=low, halves=False)
+            result = program.gradient(weights, samples.read(epoch, share), seed=4, position=low)
             weights = [w - RATE * g for w, g in zip(weights, result.gradients, strict=True)]
             taken = samples.indices(epoch, share)
             batch = keras.tree.map_structure(lambda leaf, taken=taken: leaf[taken], whole)

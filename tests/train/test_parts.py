@@ -78,9 +78,9 @@ def program(build: Callable[[int], Any], most: int, x: Any = X) -> Program:
     return Program(KerasJob(model, (x, Y), (x[:30], Y[:30])))
 
 
-def gradient(of: Any, program: Program, samples: int, *, halves: bool = False) -> Gradient:
+def gradient(of: Any, program: Program, samples: int) -> Gradient:
     batch = program.train.batch(np.arange(samples))
-    return of.gradient(program.initial_state(), batch, seed=1, position=0, halves=halves)
+    return of.gradient(program.initial_state(), batch, seed=1, position=0)
 
 
 def values(found: Gradient) -> list[Any]:
@@ -94,23 +94,18 @@ def assert_close(one: Gradient, other: Gradient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("build", "x", "halves"),
-    [
-        (dense, X, True),
-        (embedding, WORDS, False),
-        pytest.param(dense, X, False, marks=pytest.mark.long),
-        pytest.param(embedding, WORDS, True, marks=pytest.mark.long),
-    ],
+    ("build", "x"),
+    [(dense, X), (embedding, WORDS)],
 )
-def test_a_gradient_in_parts_is_that_of_all_samples_at_once(build: Any, x: Any, halves: bool) -> None:
+def test_a_gradient_in_parts_is_that_of_all_samples_at_once(build: Any, x: Any) -> None:
     roomy, tight = program(build, NO_LIMIT, x), program(build, 12, x)
     told: list[int] = []
     in_parts = InParts(tight, told.append)
 
-    found = [gradient(in_parts, tight, 37, halves=halves) for _ in range(2)]
+    found = [gradient(in_parts, tight, 37) for _ in range(2)]
 
     for one in found:
-        assert_close(one, gradient(roomy, roomy, 37, halves=halves))
+        assert_close(one, gradient(roomy, roomy, 37))
     assert told == [37, 18]
 
 
@@ -148,11 +143,11 @@ def test_parts_with_statistics_of_their_own_are_as_the_shares_of_two_workers() -
     in_parts = InParts(tight, lambda samples: None)
     weights = roomy.initial_state()
     parts = [
-        roomy.gradient(weights, roomy.train.batch(np.arange(a, b)), seed=1, position=a, halves=False)
+        roomy.gradient(weights, roomy.train.batch(np.arange(a, b)), seed=1, position=a)
         for a, b in ((0, 10), (10, 20))
     ]
 
-    assert_close(gradient(in_parts, tight, 20), joined(*parts, share=0.5, halves=False))
+    assert_close(gradient(in_parts, tight, 20), joined(*parts, share=0.5))
     noisy = in_parts.with_noise(parts[0], weights, tight.train.batch(np.arange(20)), seed=1, position=0)
     assert noisy is parts[0]
 

@@ -48,13 +48,11 @@ def recorded(**seeds: int) -> Program:
     return Program(KerasJob(model, (np.ones((SAMPLES, 2)), np.ones((SAMPLES, 1)))))
 
 
-def drawn(
-    program: Program, position: int, samples: int = 4, *, seed: int = SEED, halves: bool = False
-) -> Any:
+def drawn(program: Program, position: int, samples: int = 4, *, seed: int = SEED) -> Any:
     """Draws of a share: of layer 0 and 1 in turns, then those without a generator; shape `(3 * DRAWS, WIDTH)`."""
     batch = program.train.batch(np.arange(samples))
     weights = program.initial_state()
-    result = program.gradient(weights, batch, seed=seed, position=position, halves=halves)
+    result = program.gradient(weights, batch, seed=seed, position=position)
     return next(state for state in result.states if state.shape == (3 * DRAWS, WIDTH)).copy()
 
 
@@ -75,14 +73,6 @@ def test_draws_of_all_layers_workers_and_steps_are_independent(recorder: Program
     correlations = np.corrcoef(noise)[np.triu_indices(len(noise), 1)]
     assert np.abs(correlations).max() < 5 / np.sqrt(WIDTH)
     assert correlations.std() == pytest.approx(1 / np.sqrt(WIDTH), rel=0.1)
-
-
-def test_the_halves_of_a_batch_draw_as_two_workers_would(recorder: Program) -> None:
-    both = drawn(recorder, 40, 9, halves=True)
-    first, second = drawn(recorder, 40, 4), drawn(recorder, 44, 5)
-
-    np.testing.assert_allclose(both, (4 * first + 5 * second) / 9, atol=1e-6)
-    assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 5 / np.sqrt(first.size)
 
 
 def test_a_share_that_is_computed_again_draws_the_same_on_any_worker(recorder: Program) -> None:
@@ -177,19 +167,14 @@ MODELS: dict[str, Any] = {
 }
 
 
-ORDINARY = {("GaussianNoise", False), ("Dropout", True), ("augmentation", True)}
-"""Each law once: draws of their own of a layer that is called twice, of halves, and of whole images' movements."""
+ORDINARY = {"GaussianNoise", "augmentation"}
+"""Each law once: draws of their own of a layer that is called twice, and of whole images' movements."""
 
 
 @pytest.mark.parametrize(
-    ("name", "halves"),
-    [
-        pytest.param(name, halves, marks=[] if (name, halves) in ORDINARY else pytest.mark.long)
-        for name in MODELS
-        for halves in (False, True)
-    ],
+    "name", [pytest.param(name, marks=[] if name in ORDINARY else pytest.mark.long) for name in MODELS]
 )
-def test_random_layers_have_the_statistics_of_plain_keras(name: str, halves: bool) -> None:
+def test_random_layers_have_the_statistics_of_plain_keras(name: str) -> None:
     """Mean squares of what layers make of a picture, over 60 shares, against as many calls of plain Keras."""
     features = MODELS[name]()
     centre = keras.ops.convert_to_tensor(IMAGES[:1].reshape(1, -1) if name == "augmentation" else 0.0)
@@ -213,9 +198,7 @@ def test_random_layers_have_the_statistics_of_plain_keras(name: str, halves: boo
     weights = program.initial_state()
     batch = program.train.batch(np.arange(16))
 
-    ours = [
-        program.gradient(weights, batch, seed=SEED, position=16 * n, halves=halves).loss for n in range(60)
-    ]
+    ours = [program.gradient(weights, batch, seed=SEED, position=16 * n).loss for n in range(60)]
     keras.utils.set_random_seed(SEED)
     plainly = [float(keras.ops.mean(model(IMAGES, training=True))) for _ in range(60)]
 

@@ -110,12 +110,17 @@ class Replanning:
             self.model = told
 
     def _read(self, progress: float) -> None:
-        noise, now = self._trainer.history.noise, self._trainer.configuration
+        history, now = self._trainer.history, self._trainer.configuration
+        noise = history.noise
         assert now is not None
-        if noise.noise_scale is not None and len(self._readings) < READINGS_MAX:
+        if (
+            noise.noise_scale is not None
+            and noise.measured_at is not None
+            and len(self._readings) < READINGS_MAX
+        ):
             self._readings.append(
                 NoiseReading(
-                    progress=progress,
+                    progress=progress * min(1.0, noise.measured_at / history.step),
                     noise_scale=noise.noise_scale,
                     steps=float(max(now.workers - 1, 1)),
                     global_batch_size=float(now.global_batch_size),

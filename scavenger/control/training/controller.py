@@ -101,6 +101,7 @@ from scavenger.train.supervisor.events import (
     Warned,
 )
 from scavenger.train.transport import messages as m
+from scavenger.train.worker.noise_rhythm import NOISE_SHARE
 
 RATE_STEPS = 50
 """Minimum number of steps at one learning rate when it follows the noise: each change needs a change of view."""
@@ -158,6 +159,7 @@ class Controller:
         self.offer = next(iter(offers.values()))
         self.wanted = 0
         self.at_risk: frozenset[str] = frozenset()
+        self._noise_share, self._noise_told = 0.0, False
         self.checkpoint_step = 0
         self._losses = Losses(give_up)
         self._recording_only = self._keeping = False
@@ -314,7 +316,26 @@ class Controller:
             actions += [Write("view", change), Notify(change)]
             if self._view.count > 1 and self._asked is not None and change.reason == self._asked.reason:
                 self.history.stalls_s.append(change.stall_s)
-        return [*actions, ReportStep(record)]
+        return [*actions, *self._tell_noise(report), ReportStep(record)]
+
+    def _tell_noise(self, report: m.StepReport) -> list[Action]:
+        """Tell once that a worker alone measures the noise in few of its steps, and what that takes."""
+        if report.noise_s > 0.0:
+            self._noise_share = report.noise_s / max(report.compute_s, report.noise_s * 1e-3)
+            return []
+        if report.workers > 1 or not 0.0 < self._noise_share < math.inf or self._noise_told:
+            return []
+        self._noise_told = True
+        share = self._noise_share
+        return [
+            Notify(
+                Noted(
+                    "info",
+                    f"one worker measures the gradient noise in about one step of {math.ceil(share / NOISE_SHARE)} "
+                    f"from now on, since that takes {share:.0%} of a step more",
+                )
+            )
+        ]
 
     def _disturbed(self, report: m.StepReport, now: Situation) -> bool:
         shared = self.offer.shared_cpus is not None

@@ -183,6 +183,7 @@ class StepInProgress:
             compute[piece.worker] = compute.get(piece.worker, 0.0) + spent
         counted = [each for each in contributions if each.samples]
         total = max(1, sum(each.samples for each in counted))
+        noise_s = max((each.noise_s for each in contributions), default=0.0)
         parts, worker_sqnorm = len(counted), sum(each.samples / total * each.sqnorm for each in counted)
         if parts == 1:
             worker_sqnorm = counted[0].half_sqnorm
@@ -197,7 +198,7 @@ class StepInProgress:
             workers=view.workers,
             global_batch_size=view.global_batch_size,
             samples=sum(each.samples for each in contributions),
-            step_time_s=step_time_s,
+            step_time_s=max(0.0, step_time_s - noise_s),
             compute_s=max(compute.values(), default=0.0),
             update_s=max(shard.update_s for shard in norms),
             data_wait_s=max((each.data_wait_s for each in contributions), default=0.0),
@@ -208,4 +209,5 @@ class StepInProgress:
             worker_compute_s=compute,
             pieces=tuple((piece.worker, piece.share.start, piece.share.stop) for piece in pieces),
             aggregator_wait_s=self._waits_s(instruction),
+            noise_s=noise_s,
         )

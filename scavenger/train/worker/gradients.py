@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from scavenger.train.norms import total_sqnorm
 from scavenger.train.transport.rows import Rows
 
 Array = npt.NDArray[Any]
@@ -29,14 +30,14 @@ class Gradient:
         states: One per other tensor, as the forward pass left it.
         metrics: One per metric variable, over these samples alone.
         loss: Mean over these samples.
-        half_sqnorm: Mean of |g|^2 over the two halves of the samples; 0 if the halves were not computed separately.
+        half_sqnorm: Mean of |g|^2 over the two halves of the samples; 0 if the gradient noise was not measured.
     """
 
     gradients: Sequence[Array | Rows]
     states: Sequence[Array]
     metrics: Sequence[Array]
     loss: float
-    half_sqnorm: float
+    half_sqnorm: float = 0.0
 
 
 def merged(gradient: Any, variable: Any) -> Any:
@@ -48,29 +49,15 @@ def merged(gradient: Any, variable: Any) -> Any:
     )
 
 
-def mixed(share: Any, first: Any, second: Any) -> Any:
-    """Return the mean of two gradients of the same tensor, in which the first has this share."""
-    shares = tf.cast(share, first.dtype), tf.cast(1 - share, second.dtype)
-    if not isinstance(first, tf.IndexedSlices):
-        return shares[0] * first + shares[1] * second
-    values = tf.concat([shares[0] * first.values, shares[1] * second.values], axis=0)
-    return _summed(values, tf.concat([first.indices, second.indices], axis=0), first.dense_shape)
-
-
 def _summed(values: Any, indices: Any, shape: Any) -> Any:
     """Return a sparse gradient whose rows of the same index are added, as TensorFlow does where it makes it dense."""
     once, owners = tf.unique(indices)
     return tf.IndexedSlices(tf.math.unsorted_segment_sum(values, owners, tf.size(once)), once, shape)
 
 
-def sqnorm(gradients: Sequence[Any]) -> Any:
-    given = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-    return tf.add_n([tf.cast(tf.reduce_sum(tf.square(g)), tf.float64) for g in given])
-
-
 def sqnorm_of(gradients: Sequence[Array | Rows]) -> float:
     given = (g.values if isinstance(g, Rows) else g for g in gradients)
-    return sum(float(np.vdot(values, values)) for values in given)
+    return sum(total_sqnorm(values) for values in given)
 
 
 def shared(array: Array) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -20,6 +21,8 @@ from scavenger.train.worker.gradients import Gradient
 from scavenger.train.worker.program import Program
 from scavenger.train.worker.saved_optimizer import SavedOptimizer
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+
 
 class Written(NamedTuple):
     """A gradient in a slot.
@@ -31,6 +34,17 @@ class Written(NamedTuple):
 
     rows: RowCounts
     sqnorm: float
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep what a step frees for the next one.
+
+    Otherwise it gives large arrays back, and gets them from the kernel again in every step: that took a tenth to a
+    fifth of the time of 13 million gradients.
+    """
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:  # of the GNU C library
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(_M_MMAP_THRESHOLD, 2**30)
 
 
 class WorkerMemory:

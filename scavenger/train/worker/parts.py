@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from scavenger.train.norms import total_sqnorm
 from scavenger.train.transport.rows import Rows
 from scavenger.train.worker.gradients import Gradient, sqnorm_of
 from scavenger.train.worker.program import Program
@@ -47,7 +49,6 @@ class InParts:
         *,
         seed: int,
         position: int,
-        halves: bool,
         loss_scale: float = 1.0,
     ) -> Gradient:
         """See `Program.gradient`.
@@ -59,7 +60,7 @@ class InParts:
         if samples <= self._most:
             try:
                 return self._program.gradient(
-                    weights, batch, seed=seed, position=position, halves=halves, loss_scale=loss_scale
+                    weights, batch, seed=seed, position=position, loss_scale=loss_scale
                 )
             except tf.errors.ResourceExhaustedError as error:
                 if samples == 1:
@@ -72,27 +73,64 @@ class InParts:
         middle = samples // 2
         first, second = (
             self.gradient(
-                weights,
-                keras.tree.map_structure(lambda leaf, part=part: leaf[part], batch),
-                seed=seed,
-                position=position + part.start,
-                halves=False,
-                loss_scale=loss_scale,
+                weights, _cut(batch, part), seed=seed, position=position + part.start, loss_scale=loss_scale
             )
             for part in (slice(0, middle), slice(middle, samples))
         )
-        return joined(first, second, share=middle / samples, halves=halves)
+        return joined(first, second, share=middle / samples)
 
     def with_noise(
-        self, whole: Gradient, weights: Sequence[Array], batch: tuple[Any, ...], **more: Any
+        self,
+        whole: Gradient,
+        weights: Sequence[Array],
+        batch: tuple[Any, ...],
+        *,
+        seed: int,
+        position: int,
+        loss_scale: float = 1.0,
     ) -> Gradient:
-        """See `Program.with_noise`; without noise if memory does not suffice for it."""
-        if _count(batch) > self._most:
+        """Add the gradient noise to the gradient of a batch, of which nothing else changes.
+
+        If that is the mean of the gradients g₁ and g₂ of the batch's halves, which have the shares p and 1 - p, it is
+        enough to compute g₁: p |g₁|² + (1 - p) |g₂|² = |g|² + p / (1 - p) |g₁ - g|².
+
+        Where it is not their mean, since the model combines samples or draws random numbers, both are computed as on
+        two workers. Their noise is a ratio, mean |gₖ|² over |mean gₖ|², which is taken over to g. So it is for sparse
+        gradients, too.
+
+        Args:
+            whole: What `gradient` returned for the same arguments.
+            weights, batch, seed, position, loss_scale: See `Program.gradient`.
+
+        Returns:
+            The gradient without noise if the batch has one sample, or memory does not suffice for its halves.
+        """
+        samples, program = _count(batch), self._program
+        if not 2 <= samples <= self._most:
             return whole
+        middle = samples // 2
+        share = middle / samples
+
+        def of(part: slice) -> Gradient:
+            at = position + part.start
+            return program.gradient(weights, _cut(batch, part), seed=seed, position=at, loss_scale=loss_scale)
+
+        by_one = not program.mixes_samples and not program.draws and not _has_rows(whole)
         try:
-            return self._program.with_noise(whole, weights, batch, **more)
+            first = of(slice(0, middle))
+            second = first if by_one else of(slice(middle, samples))
         except tf.errors.ResourceExhaustedError:
             return whole
+        with np.errstate(all="ignore"):  # a gradient that is not finite is reported by its norm
+            own, half = sqnorm_of(whole.gradients), 0.0
+            if by_one:
+                pairs = zip(first.gradients, whole.gradients, strict=True)
+                away = sum(total_sqnorm(np.asarray(a), np.asarray(b)) for a, b in pairs)
+                half = own + share / (1 - share) * away
+            elif (mean := sqnorm_of(joined(first, second, share=share).gradients)) > 0.0:
+                parts = share * sqnorm_of(first.gradients) + (1 - share) * sqnorm_of(second.gradients)
+                half = parts * own / mean
+        return replace(whole, half_sqnorm=half)
 
     def evaluate(
         self,
@@ -130,14 +168,12 @@ class InParts:
                 )
 
 
-def joined(first: Gradient, second: Gradient, *, share: float, halves: bool) -> Gradient:
+def joined(first: Gradient, second: Gradient, *, share: float) -> Gradient:
     """Return the gradient of all samples from those of two parts.
 
     Args:
         share: Share of the first part's samples.
-        halves: Whether to give the gradient noise; see `Gradient.half_sqnorm`.
     """
-    sqnorms = (sqnorm_of(first.gradients), sqnorm_of(second.gradients)) if halves else (0.0, 0.0)
     return Gradient(
         gradients=[_mean(a, b, share) for a, b in zip(first.gradients, second.gradients, strict=True)],
         states=[
@@ -146,7 +182,6 @@ def joined(first: Gradient, second: Gradient, *, share: float, halves: bool) -> 
         ],
         metrics=[a + b for a, b in zip(first.metrics, second.metrics, strict=True)],
         loss=share * first.loss + (1 - share) * second.loss,
-        half_sqnorm=share * sqnorms[0] + (1 - share) * sqnorms[1],
     )
 
 
@@ -174,3 +209,11 @@ def _mean_rows(first: Rows, second: Rows, share: float) -> Rows:
 
 def _count(batch: tuple[Any, ...]) -> int:
     return len(keras.tree.flatten(batch)[0])
+
+
+def _cut(batch: tuple[Any, ...], part: slice) -> Any:
+    return keras.tree.map_structure(lambda leaf: leaf[part], batch)
+
+
+def _has_rows(gradient: Gradient) -> bool:
+    return any(isinstance(one, Rows) for one in gradient.gradients)

@@ -7,8 +7,7 @@ summed by the aggregator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,7 @@ from scavenger.train.worker.data import ArraySource
 from scavenger.train.worker.fingerprint import architecture, digest_of_samples
 from scavenger.train.worker.fit_arguments import lock_arrays, open_data, passes_of
 from scavenger.train.worker.generators import Generators
-from scavenger.train.worker.gradients import Gradient, merged, mixed, rows_of, seen, shared, sqnorm, sqnorm_of
+from scavenger.train.worker.gradients import Gradient, merged, rows_of, seen, shared
 from scavenger.train.worker.prefetch import Prefetcher
 from scavenger.train.worker.preparation import check_evaluation, left_as_it_was, prepare, without_gradient
 from scavenger.train.worker.separability import Separability, whole_metrics
@@ -117,7 +116,6 @@ class Program:
         state = [tf.TensorSpec(tensor.shape, tf.as_dtype(tensor.dtype)) for tensor in self.manifest.tensors]
         streams = tf.TensorSpec((self._generators.count, 2), tf.int64)
         self._whole = compiled(model, self._gradient_whole, [state, specs, streams])
-        self._halves = compiled(model, self._gradient_halves, [state, specs, streams, streams])
         if self.validation is not None:
             specs = _specs(self.validation.batch(np.zeros(1, dtype=np.int64)))
             check_evaluation(model, self._steps, sample, self.variables)
@@ -156,60 +154,28 @@ class Program:
         *,
         seed: int,
         position: int,
-        halves: bool,
         loss_scale: float = 1.0,
     ) -> Gradient:
         """Compute the gradient of the mean loss over some samples at given weights.
 
         Args:
             weights: In the manifest's order; arrays, or tensors from `alias`.
-            batch: The samples, as `train.batch` gives them; at least 1, and at least 2 with `halves`.
+            batch: The samples, as `train.batch` gives them; at least 1.
             seed: The job's seed.
             position: Number of samples that the job has used before the first of these; seed and position
                 determine the random numbers that dropout draws.
-            halves: Compute the two halves separately, so that their norms give the gradient noise; their
-                sample-weighted mean is the gradient. The second half draws the same numbers as a separate share.
             loss_scale: With dynamic loss scaling, the factor on the loss; the gradients are divided by it again.
         """
         self._steps.loss_scale.assign(loss_scale)
-        streams = [self._generators.streams(seed, position)]
-        if halves:
-            samples = len(keras.tree.flatten(batch)[0])
-            streams.append(self._generators.streams(seed, position + samples // 2))
-        function: Callable[..., Any] = self._halves if halves else self._whole
-        gradients, states, metrics, loss, half = function(list(weights), batch, *streams)
+        gradients, states, metrics, loss = self._whole(
+            list(weights), batch, self._generators.streams(seed, position)
+        )
         return Gradient(
             gradients=[rows_of(g) if isinstance(g, tf.IndexedSlices) else seen(g) for g in gradients],
             states=[seen(s) for s in states],
             metrics=[seen(m) for m in metrics],
             loss=float(loss),
-            half_sqnorm=float(half),
         )
-
-    def with_noise(
-        self,
-        whole: Gradient,
-        weights: Sequence[Array],
-        batch: tuple[Any, ...],
-        *,
-        seed: int,
-        position: int,
-        loss_scale: float = 1.0,
-    ) -> Gradient:
-        """Add the gradient noise to the gradient of a whole batch, for a model that combines samples.
-
-        The gradients of the halves are computed apart, each with its own batch statistics, as on two workers. Their
-        noise is a ratio, mean |g|^2 over |mean g|^2, which is taken over to the gradient of the whole batch.
-
-        Args:
-            whole: What `gradient` returned for the same arguments without `halves`.
-            weights, batch, seed, position, loss_scale: See `gradient`.
-        """
-        apart = self.gradient(
-            weights, batch, seed=seed, position=position, halves=True, loss_scale=loss_scale
-        )
-        mean, own = sqnorm_of(apart.gradients), sqnorm_of(whole.gradients)
-        return replace(whole, half_sqnorm=apart.half_sqnorm * own / mean if mean > 0.0 else 0.0)
 
     def evaluate(
         self,
@@ -323,49 +289,16 @@ class Program:
         for metric in self.model.metrics:
             metric.reset_state()
 
-    def _half(self, batch: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+    def _gradient_whole(self, weights: list[Any], batch: tuple[Any, ...], streams: Any) -> Any:
+        self._start(weights, streams)
         loss, gradients = self._steps.train(batch, self._trainable)
-        return loss, [
+        gradients = [
             tf.zeros_like(v.value) if g is None else merged(g, v)
             for g, v in zip(gradients, self._trainable, strict=True)
         ]
-
-    def _gradient_whole(self, weights: list[Any], batch: tuple[Any, ...], streams: Any) -> Any:
-        self._start(weights, streams)
-        loss, gradients = self._half(batch)
-        return self._outputs(gradients, loss, tf.zeros((), tf.float64))
-
-    def _gradient_halves(
-        self, weights: list[Any], batch: tuple[Any, ...], streams: Any, second_streams: Any
-    ) -> Any:
-        self._start(weights, streams)
-        samples = tf.shape(tf.nest.flatten(batch)[0])[0]
-        middle = samples // 2
-        share = tf.cast(middle, tf.float64) / tf.cast(samples, tf.float64)
-        first_loss, first = self._half(tf.nest.map_structure(lambda leaf: leaf[:middle], batch))
-        between = [tf.identity(v.value) for v in self._states]
-        # the second half starts from the same state as the first, as it would on another worker
-        for variable, value in zip(self._states, weights[len(self._trainable) :], strict=True):
-            variable.assign(value)
-        self._generators.draw_from(second_streams)
-        second_loss, second = self._half(tf.nest.map_structure(lambda leaf: leaf[middle:], batch))
-        for variable, value in zip(self._states, between, strict=True):
-            if _is_float(variable):
-                after = variable.value
-                value = after + tf.cast(share, after.dtype) * (value - after)
-            variable.assign(value)
-        half = share * sqnorm(first) + (1 - share) * sqnorm(second)
-        gradients = [mixed(share, a, b) for a, b in zip(first, second, strict=True)]
-        loss = (
-            tf.cast(share, first_loss.dtype) * first_loss
-            + tf.cast(1 - share, second_loss.dtype) * second_loss
-        )
-        return self._outputs(gradients, loss, half)
-
-    def _outputs(self, gradients: list[Any], loss: Any, half: Any) -> Any:
         states = [tf.identity(v.value) for v in self._states]
         metrics = [tf.identity(v.value) for v in self._metrics]
-        return gradients, states, metrics, loss, half
+        return gradients, states, metrics, loss
 
     def _evaluate_batch(self, batch: tuple[Any, ...], streams: Any) -> None:
         self._generators.draw_from(streams)
@@ -380,7 +313,7 @@ class Program:
             state = OtherState(self.model)
             before = state.set_by_steps()
             with left_as_it_was(self.model):
-                self.gradient(self.initial_state(), sample, seed=0, position=0, halves=False)
+                self.gradient(self.initial_state(), sample, seed=0, position=0)
             if changed := changes(before, state.set_by_steps()):
                 raise NotSupportedError(_untracked_message(changed[0]))
             return
@@ -397,7 +330,7 @@ class Program:
         values = [v.numpy() for v in others]
         if others:
             with left_as_it_was(self.model):
-                self.gradient(self.initial_state(), sample, seed=0, position=0, halves=False)
+                self.gradient(self.initial_state(), sample, seed=0, position=0)
         for variable, value in zip(others, values, strict=True):
             if variable.ref() in of_optimizer:
                 raise NotSupportedError(

@@ -33,9 +33,9 @@ from scavenger.train.transport.replication import (
 from scavenger.train.transport.shared_memory import OptimizerMemory
 from scavenger.train.transport.sockets import Dealer, Keys
 from scavenger.train.worker.connections import AggregatorConnections
-from scavenger.train.worker.gradients import Gradient
 from scavenger.train.worker.loading import load_program, seed_worker
-from scavenger.train.worker.memory import InitialWeights, WorkerMemory
+from scavenger.train.worker.memory import InitialWeights, WorkerMemory, keep_freed_memory
+from scavenger.train.worker.noise_rhythm import NoiseRhythm
 from scavenger.train.worker.orders import Orders
 from scavenger.train.worker.parts import InParts
 from scavenger.train.worker.results import Results
@@ -44,8 +44,6 @@ from scavenger.train.worker.saved_optimizer import SavedOptimizer
 
 _WARM_UP_SAMPLES = 4
 _ASK_AGAIN_S = 1.0
-NOISE_EVERY = 8
-"""Of so many steps of a single worker, one is computed a second time for the gradient noise, where that is needed."""
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +84,7 @@ class Worker:
         self._connections = AggregatorConnections(
             context, config.name, keys, memory=self._memory_id, control=control
         )
-        self._orders = self._no_orders()
+        self._orders, self._rhythm = self._no_orders(), NoiseRhythm()
         # None before `Prepare`
         self._memory: WorkerMemory | None = None
         self._results: Results | None = None
@@ -209,9 +207,10 @@ class Worker:
             self._publish()
         # trace the functions and allocate memory before other workers wait for this one; results are discarded
         some = program.train.batch(np.arange(min(_WARM_UP_SAMPLES, len(program.train))))
-        for halves in (False, True) if len(program.train) > 1 else (False,):
-            gradient = program.gradient(values, some, seed=0, position=0, halves=halves)
-            memory.write(gradient, worker_slot(self._config.name))
+        keep_freed_memory()
+        gradient = program.gradient(values, some, seed=0, position=0)
+        self._in_parts.with_noise(gradient, values, some, seed=0, position=0)
+        memory.write(gradient, worker_slot(self._config.name))
         memory.touch()
         program.evaluate(values, 0, min(_WARM_UP_SAMPLES, message.manifest.validation_size), _WARM_UP_SAMPLES)
         self._connect(message.aggregators)
@@ -375,24 +374,31 @@ class Worker:
         weights = self._weights(order.step, order) if samples else []
         # the time to fetch weights from other hosts is not compute time
         started, waited_before = time.perf_counter(), self._samples.waited_s
-        loss = half_sqnorm = sqnorm = 0.0
+        loss = half_sqnorm = sqnorm = noise_s = 0.0
         rows: RowCounts = ()
         if samples:
             assert self._memory is not None
             batch = self._samples.read(epoch, piece.share)
             if not order.cautious:
                 self._samples.read_ahead(view, step + 1)
-            result = self._gradient(
-                weights,
-                batch,
-                step=step,
-                position=epoch * self._program.manifest.dataset_size + piece.share.start,
-                alone=view.workers == 1 and samples > 1,
-                loss_scale=order.loss_scale,
-            )
+            program, given = self._in_parts, (weights, batch)
+            position = epoch * self._program.manifest.dataset_size + piece.share.start
+            at: dict[str, Any] = {
+                "seed": self._config.seed,
+                "position": position,
+                "loss_scale": order.loss_scale,
+            }
+            result = program.gradient(*given, **at)
+            if view.workers == 1 and self._rhythm.is_due(view.global_batch_size):
+                began = time.perf_counter()
+                result = program.with_noise(result, *given, **at)
+                noise_s = time.perf_counter() - began
             rows, sqnorm = self._memory.write(result, piece.slot)
             loss, half_sqnorm = result.loss, result.half_sqnorm
         waited = self._samples.waited_s - waited_before
+        compute_s = time.perf_counter() - started - waited - noise_s
+        if view.workers == 1:
+            self._rhythm.took(compute_s, noise_s)
         fail_here("worker.computed")
         contribution = m.Contributed(
             view=view.number,
@@ -400,7 +406,7 @@ class Worker:
             piece=piece.number,
             samples=samples,
             held=self._connections.local,
-            compute_s=time.perf_counter() - started - waited,
+            compute_s=compute_s,
             data_wait_s=waited,
             loss=loss,
             half_sqnorm=half_sqnorm,
@@ -408,30 +414,10 @@ class Worker:
             sqnorm=sqnorm,
             rate=self._program.rate(order.step, epoch, piece.share.start),
             pulled_s=() if self._inbox is None else self._inbox.took_s(),
+            noise_s=noise_s,
         )
         self._known.add_gradient(step, piece, contribution)
         return contribution
-
-    def _gradient(
-        self,
-        weights: list[Any],
-        batch: tuple[Any, ...],
-        *,
-        step: int,
-        position: int,
-        alone: bool,
-        loss_scale: float,
-    ) -> Gradient:
-        """Compute the gradient of a piece; a worker that is `alone` also estimates the gradient noise.
-
-        It takes the two halves of its batch for that, or, if the model combines samples, computes some steps twice.
-        """
-        program, at = self._in_parts, {"seed": self._config.seed, "position": position}
-        apart = alone and self._program.mixes_samples
-        result = program.gradient(weights, batch, **at, halves=alone and not apart, loss_scale=loss_scale)
-        if apart and step % NOISE_EVERY == 0:
-            result = program.with_noise(result, weights, batch, **at, loss_scale=loss_scale)
-        return result
 
     @property
     def _known(self) -> Results:

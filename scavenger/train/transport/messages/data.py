@@ -31,12 +31,14 @@ class Contributed(Tagged, frozen=True):
     Attributes:
         samples: Number of the piece's samples that are not quarantined.
         held: Indices of the aggregators that share the worker's memory, and so have the gradient already.
+        compute_s: Time to compute it, without `noise_s`.
         half_sqnorm: Mean |g|^2 of the gradient's two halves, or 0.
         rows: Which segments have a sparse gradient.
         sqnorm: |g|^2 of the gradient.
         rate: Factor on the learning rate of the step, the same for all pieces, that a schedule of the user's gives.
         pulled_s: For the step's first piece, the time that each aggregator's share of the weights took to arrive, by
             the aggregator's index; only of aggregators on other hosts.
+        noise_s: Time to measure the gradient noise; 0 if that was not done.
     """
 
     view: int
@@ -52,6 +54,7 @@ class Contributed(Tagged, frozen=True):
     sqnorm: float = 0.0
     rate: float = 1.0
     pulled_s: tuple[tuple[int, float], ...] = ()
+    noise_s: float = 0.0
 
 
 class Chunk(Tagged, frozen=True):

@@ -115,12 +115,14 @@ class StepReport(Tagged, frozen=True):
     """A step was applied; see `scavenger.domain.measurement.StepRecord` for the fields.
 
     Attributes:
+        step_time_s: Without `noise_s`.
         compute_s: Time of the slowest worker, its waiting for samples included.
         update_s: Time for averaging and for the optimizer.
         data_wait_s: Time that the worker that waited longest waited for samples.
         aggregator_wait_s: By the index of each aggregator that holds something, what the step waited for it: until its
             sums were formed since the last worker was done, its update, and its share of the weights on the way to
             the worker that waited longest. Only where workers push to aggregators on other hosts.
+        noise_s: Time that a worker alone spent on measuring the gradient noise, which it does in some steps only.
     """
 
     step: int
@@ -140,6 +142,7 @@ class StepReport(Tagged, frozen=True):
     worker_compute_s: dict[str, float] = msgspec.field(default_factory=dict)
     pieces: tuple[tuple[str, int, int], ...] = ()
     aggregator_wait_s: tuple[tuple[int, float], ...] = ()
+    noise_s: float = 0.0
 
 
 class EpochReport(Tagged, frozen=True):
