@@ -1,8 +1,8 @@
 """Many jobs on one pool: published traces in virtual time, by the policies that pools decide by.
 
-`python -m benchmarks scheduling:tiresias,6c71a0` takes some of its parts: `tiresias`, a virtual cluster, `speed` and
-`sizes`. All of them take hours. `python -m benchmarks job_models` are those whose jobs follow models of their speed,
-by name `pollux` and `types`.
+`python -m benchmarks scheduling:tiresias,6c71a0` takes some of its parts: `tiresias`, a virtual cluster, `speed`,
+`whole`, or a number of GPUs. All of them take hours. `python -m benchmarks job_models` are those whose jobs follow
+models of their speed, by name `pollux` and `types`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from scavenger.domain.curve import FloatArray, IntArray
 from scavenger.scheduler.jobs.allotting import Rules
 from scavenger.scheduler.jobs.placing import Placement
 from scavenger.scheduler.jobs.policies import Fifo, Patience, Policy, Srtf, ranked, rigid
+from scavenger.scheduler.jobs.policy_table import POLICIES
 from scavenger.scheduler.jobs.simulation import Workload
 from scavenger.scheduler.jobs.tiresias import ElasticTiresias, Tiresias
 from scavenger.scheduler.jobs.values import Curves, Nodes, Plan, PoolSeen
@@ -135,29 +136,41 @@ def cluster(vc: str) -> Iterable[Row]:
 
 
 def speed() -> Iterable[Row]:
-    """All of Philly on 512 GPUs, counted only: how long a policy takes."""
+    """All of Philly on 512 GPUs, counted only: how long each policy takes."""
     trace, known = read_philly(), a100_curves()
-    for name, policy in (("fifo", Fifo()), ("srtf", Srtf()), ("tiresias", Tiresias(_QUANTA))):
+    for name, policy in {**POLICIES, "tiresias": Tiresias(_QUANTA)}.items():
         run = _timed(trace, policy, Nodes.of(512), known=known)
         yield run.row(f"{len(trace):,} jobs, 512 GPUs: {name}", "aim < 60 s")
 
 
-def sizes() -> Iterable[Row]:
-    """All of Philly by number of GPUs and way of placing: Elastic-Tiresias over Tiresias."""
+def whole() -> Iterable[Row]:
+    """All of Philly, without machines: `worth`, work left off by 35 %, beside Elastic-Tiresias."""
+    trace, known = read_philly(), a100_curves()
+    for gpus, reported in ((512, "14,676, 1,129, 41,689"), (768, "6,943, 578, 18,473")):
+        base = _timed(trace, ElasticTiresias(), Nodes.of(gpus), known=known)
+        yield base.row(f"all of Philly, {gpus} GPUs: elastic-tiresias", reported)
+        run = _timed(trace, Worth(), Nodes.of(gpus), known=known, error_log_sd=_OFF, seed=1)
+        aim = "aim +0, -15, -10 %"
+        yield run.row(f"all of Philly, {gpus} GPUs: worth", f"{aim}: {_reductions(base, run)}")
+
+
+def size(gpus: int) -> Iterable[Row]:
+    """All of Philly by way of placing and cost of a change: Elastic-Tiresias over Tiresias."""
     trace, known = read_philly(), a100_curves()
     ways = {
+        "counted only": (gpus, Placement()),
         "machines of 8, best fit": (_A_NODE, Placement("best")),
         "machines of 8, roomiest": (_A_NODE, Placement("roomiest", displace=False)),
     }
-    for gpus in _SIZES:
-        for way, (slots, placement) in ways.items():
-            nodes = Nodes.of(*[slots] * (gpus // slots))
+    for way, (slots, placement) in ways.items():
+        nodes = Nodes.of(*[slots] * (gpus // slots))
+        for change_s in (0.0, 30.0):
             base = None
             for name, policy in (("tiresias", Tiresias(_QUANTA)), ("elastic-tiresias", ElasticTiresias())):
-                run = _timed(trace, policy, nodes, placement=placement, known=known)
+                run = _timed(trace, policy, nodes, placement=placement, known=known, change_s=change_s)
                 said = "" if base is None else _reductions(base, run)
                 base = base or run
-                yield run.row(f"all of Philly, {gpus:,} GPUs, {way}: {name}", said)
+                yield run.row(f"{gpus:,} GPUs, {way}, {change_s:.0f} s a change: {name}", said)
 
 
 def _reductions(base: Timed, run: Timed) -> str:
@@ -245,7 +258,8 @@ _PARTS: dict[str, tuple[Callable[[], Iterable[Row]], tuple[str, ...]]] = {
     "tiresias": (tiresias, ("tiresias",)),
     **{vc: (partial(cluster, vc), ("philly", "elasticflow")) for vc in _CLUSTERS},
     "speed": (speed, ("philly", "elasticflow")),
-    "sizes": (sizes, ("philly", "elasticflow")),
+    "whole": (whole, ("philly", "elasticflow")),
+    **{str(gpus): (partial(size, gpus), ("philly", "elasticflow")) for gpus in _SIZES},
     "pollux": (pollux, ("pollux",)),
     "types": (types, ("pollux",)),
 }

@@ -119,7 +119,7 @@ def test_the_order_in_which_jobs_are_listed_does_not_matter(
 
 
 def test_a_slot_stays_where_it_is_unless_another_job_gains_more_than_the_change_costs() -> None:
-    """Of two like jobs one has a slot more; with costs it keeps it, and a job with a hundredth of the work takes it."""
+    """Of two like jobs that with less to do shall have more; what costs a minute is not done for one that ends soon."""
     curve = np.array([[0.0, 1.0, 1.9, 2.7, 3.4]])
     ones, zeros = np.ones(2, dtype=np.int64), np.zeros(2, dtype=np.int64)
 
@@ -142,6 +142,6 @@ def test_a_slot_stays_where_it_is_unless_another_job_gains_more_than_the_change_
         )
         return allot(seen, Rules(Worth())).shares.by_job(2).tolist()
 
-    assert slots((900.0, 1000.0), 0.0) == [3, 2]
+    assert slots((900.0, 1000.0), 0.0) == [4, 1]
     assert slots((900.0, 1000.0), 60.0) == [2, 3]
-    assert slots((9.0, 1000.0), 60.0) == [4, 1]
+    assert slots((90_000.0, 100_000.0), 60.0) == [4, 1]

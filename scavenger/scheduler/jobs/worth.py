@@ -3,6 +3,9 @@
 References:
     .. [1] Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", OSDI 2021: a job's
        speed counts relative to its speed with an even part of the pool.
+    .. [2] Berg, Vesilo, Harchol-Balter, "heSRPT: Optimal parallel scheduling of jobs with known sizes", 2019: of
+       `n` jobs the one with the `i`-th most to do has `(i / n)**c - ((i - 1) / n)**c` of all slots, `c` being
+       `1 / (1 - power)`; so has a job whose speed counts `(i**c - (i - 1)**c)**(1 - power)` times.
 """
 
 from __future__ import annotations
@@ -51,15 +54,18 @@ class Goodput(Patient):
 class Worth(Patient):
     """Each slot to where it shortens what is left most, as all jobs' hours are worth the same.
 
+    A job that ends frees its slots for those that have more to do, so each gain counts by how many these are: the sum
+    of the times to the ends of jobs that are all there is least so, if their speeds are like `slots**power` [2]_. Jobs
+    differ in how they scale, and their own curves are used in the place of that power.
+
     A job's first slots compete, too: one with much to do may wait for those that are soon done. A slot that a job
     has counts for more there, by twice what it costs the job to lose it.
 
     Attributes:
-        exponent: Of the time that is left with one slot, by which gains in speed are divided. With 1, one slot goes to
-            the shortest job, and more than that with many slots; below 1, jobs that scale well count for more.
+        power: From 0, below 1.
     """
 
-    exponent: float = 0.25
+    power: float = 0.5
 
     def plan(self, seen: PoolSeen, patience: Patience) -> Plan:
         """See `Policy.plan`."""
@@ -98,10 +104,14 @@ class Worth(Patient):
         return self._unit_worth(seen)
 
     def _unit_worth(self, seen: PoolSeen) -> FloatArray:
-        """What a unit of rate is worth."""
+        """What a unit of rate is worth: with one slot, 1 for the job with most to do, more the more jobs have more."""
         one = positive(seen.curves.rates[seen.claims.curve, 1])
-        worth: FloatArray = alone_s(seen) ** -self.exponent / one
-        return worth
+        rank, bend = np.arange(1.0, seen.jobs + 1.0), 1.0 / (1.0 - self.power)
+        worth = np.empty(seen.jobs)
+        worth[np.lexsort((-seen.claims.submitted_s, -alone_s(seen)))] = (
+            rank**bend - (rank - 1.0) ** bend
+        ) ** (1.0 - self.power)
+        return worth / one
 
     @staticmethod
     def _stays(seen: PoolSeen, runs: IntArray, left: FloatArray) -> FloatArray:
