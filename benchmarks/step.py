@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks.figures import Benchmark, Result, Spread
@@ -36,6 +37,11 @@ def run(repetitions: int, work_dir: Path) -> Result:
 def run_hard(repetitions: int, work_dir: Path) -> Result:
     """A large embedding, and gradients whose squares overflow; see `measure`."""
     return measure(_HARD, repetitions, work_dir)
+
+
+def of_parts(parts: Sequence[str]) -> Benchmark:
+    """Some of the examples and of the models whose steps are easily slow."""
+    return Benchmark(f"step:{','.join(parts)}", 4, partial(measure, tuple(parts)))
 
 
 def measure(examples: Sequence[str], repetitions: int, work_dir: Path) -> Result:

@@ -120,7 +120,7 @@ class Replanning:
         ):
             self._readings.append(
                 NoiseReading(
-                    progress=progress * min(1.0, noise.measured_at / history.step),
+                    progress=progress * min(1.0, noise.measured_at / max(history.step, 1)),
                     noise_scale=noise.noise_scale,
                     steps=float(max(now.workers - 1, 1)),
                     global_batch_size=float(now.global_batch_size),
