@@ -55,6 +55,8 @@ _MODULES = (
     "many_workers",
     "two_hosts",
     "congested_link",
+    "exchange",
+    "rounding",
     "aggregator_vms",
     "gpu",
     "migration",

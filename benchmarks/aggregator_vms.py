@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.emulated_link import EmulatedLink, emulated_link
+from benchmarks.emulated_link import star
 from benchmarks.figures import Benchmark, Result, Spread
 from benchmarks.peers.shapes import parameters
 from scavenger.models.parallel import INTERVAL_Z, ParallelModel, fit_parallel
@@ -29,36 +29,17 @@ _WORKERS = (1, 2, 4)
 _Steps = list[tuple[float, float]]
 
 
-def _links(stack: ExitStack, count: int) -> list[EmulatedLink]:
-    """Links from one namespace, which passes on what goes from one far end to another."""
-    links: list[EmulatedLink] = []
-    for _ in range(count):
-        at = links[0].spaces[0] if links else ""
-        links.append(
-            stack.enter_context(
-                emulated_link(rate_bits_per_s=_RATE_BITS_PER_S, round_trip_s=_ROUND_TRIP_S, at=at)
-            )
-        )
-    _run(*links[0].within(0), "sysctl", "-qw", "net.ipv4.ip_forward=1")
-    for link in links:
-        _run("ip", "-n", link.spaces[1], "route", "add", "default", "via", link.addresses[0])
-    return links
-
-
-def _run(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True, text=True)
-
-
 def _steps(workers: int, vms: int, steps: int, folder: Path) -> tuple[_Steps, float]:
     """Time and computing of each step, and the largest share of the model on one aggregator VM."""
     with ExitStack() as stack:
-        links = _links(stack, vms + workers)
+        links = star(stack, vms + workers, rate_bits_per_s=_RATE_BITS_PER_S, round_trip_s=_ROUND_TRIP_S)
         command = (
             *links[0].within(0),
             *(sys.executable, "-m", "benchmarks.aggregator_vms_job"),
             *(str(folder), links[0].addresses[0]),
             f"benchmarks.peers.keras_jobs:{_NETWORK}_sgd",
             *map(str, (workers, workers * _LOCAL_BATCH, steps)),
+            "apart",
             *(link.spaces[1] for link in links),
         )
         done = subprocess.run(
@@ -70,7 +51,7 @@ def _steps(workers: int, vms: int, steps: int, folder: Path) -> tuple[_Steps, fl
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
         )
     found = json.loads(done.stdout.splitlines()[-1])
-    return [tuple(step) for step in found["steps"]], found["share"]
+    return [(step, compute) for step, compute, _ in found["steps"]], found["share"]
 
 
 def _fitted(measured: Mapping[int, _Steps]) -> ParallelModel:

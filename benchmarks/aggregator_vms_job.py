@@ -1,8 +1,9 @@
 """A job whose aggregators and workers are on VMs behind links of their own, for `benchmarks.aggregator_vms`.
 
-`python -m benchmarks.aggregator_vms_job FOLDER ADDRESS TRAIN WORKERS BATCH STEPS SPACE...` runs in the network in which
-all links end; an agent runs in each network namespace SPACE, of which the last ones are those of the workers.
-Prints a line of JSON: time and computing of each step after the first ones, and the largest share of the model.
+`python -m benchmarks.aggregator_vms_job FOLDER ADDRESS TRAIN WORKERS BATCH STEPS PLACE SPACE...` runs in the network in
+which all links end; an agent runs in each network namespace SPACE, of which the last ones are those of the workers.
+With PLACE `beside`, aggregators are beside the workers, too; else it is `apart`. Prints a line of JSON: time, computing
+and updating of each step after the first ones, and the largest share of the model.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from benchmarks.elastic_supervisor import Training
 from benchmarks.two_hosts_job import agent
 from scavenger.control.provisioning.model_size import model_size
 from scavenger.train.engines.vm.agent_server import AgentServer
+from scavenger.train.engines.vm.beside import AggregatorsBesideWorkers
 from scavenger.train.engines.vm.engine import HostEngine
 from scavenger.train.engines.vm.values import Role
 
@@ -25,8 +27,9 @@ _WARM_UP_STEPS = 3
 def main() -> None:
     folder, address, train = Path(sys.argv[1]), *sys.argv[2:4]
     workers, batch, steps = map(int, sys.argv[4:7])
-    spaces = sys.argv[7:]
-    aggregators = len(spaces) - workers
+    beside, spaces = sys.argv[7] == "beside", sys.argv[8:]
+    vms = len(spaces) - workers
+    aggregators = vms + workers if beside else vms
     code = folder / "code"
     code.mkdir(parents=True)
     agents = AgentServer(address, code)
@@ -35,7 +38,7 @@ def main() -> None:
         stack.enter_context(contextlib.closing(agents))
         for number, space in enumerate(spaces):
             within = ("ip", "netns", "exec", space)
-            role: Role = "aggregator" if number < aggregators else "worker"
+            role: Role = "aggregator" if number < vms else "worker"
             stack.enter_context(agent(agents, f"vm{number}", role, folder, within=within))
         training = stack.enter_context(
             Training(
@@ -43,10 +46,14 @@ def main() -> None:
                 folder / "job",
                 job_dir=code,
                 aggregators=aggregators,
-                engine=lambda log_dir, _: HostEngine(log_dir, agents),
+                engine=lambda log_dir, _: HostEngine(
+                    log_dir, agents, source=AggregatorsBesideWorkers() if beside else None
+                ),
             )
         )
         training.begin(workers, batch)
+        migrations = training.supervisor.migrations
+        training.until(lambda: migrations.map is not None and len({*migrations.map.holders}) == aggregators)
         training.go_on(_WARM_UP_STEPS)
         seen = training.go_on(steps)
         manifest = training.supervisor.manifest
@@ -55,7 +62,8 @@ def main() -> None:
         lost = [one.worker for one in training.lost]
     if lost:
         raise RuntimeError(f"{lost} were lost during the benchmark; measure again")
-    print(json.dumps({"steps": [(step.step_time_s, step.compute_s) for step in seen], "share": share}))
+    steps_s = [(step.step_time_s, step.compute_s, step.update_s) for step in seen]
+    print(json.dumps({"steps": steps_s, "share": share}))
 
 
 if __name__ == "__main__":

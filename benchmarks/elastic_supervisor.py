@@ -9,7 +9,8 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Self
+from types import MappingProxyType
+from typing import Any, Self
 
 import msgspec
 
@@ -79,6 +80,7 @@ class Training:
         work_dir: For logs and measurements; a new one for each.
         elsewhere: Processes that share another memory than the rest, as if they were on another host.
         window, payloads: See `benchmarks.elastic_process`.
+        gradients, params: See `JobSource`.
         engine: Another engine than one whose processes measure.
 
     Attributes:
@@ -97,10 +99,12 @@ class Training:
         window: int = 0,
         payloads: str = "sealed",
         engine: Callable[[Path, int], Engine] | None = None,
+        gradients: str = "float32",
+        params: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self._logs = work_dir / "logs"
         self.supervisor = Supervisor.open(
-            JobSource(train, job_dir, _SEED, threads=1),
+            JobSource(train, job_dir, _SEED, threads=1, params=params, gradients=gradients),
             work_dir=work_dir,
             timeouts=Timeouts(_START_S, _STEP_S),
             aggregators=aggregators,
@@ -112,6 +116,7 @@ class Training:
         self.lost: list[Lost] = []
         self.recovered: list[Recovered] = []
         self.migrated: list[m.Migrated] = []
+        self.epochs: list[m.EpochReport] = []
 
     def __enter__(self) -> Self:
         return self
@@ -184,6 +189,8 @@ class Training:
                     self.steps.setdefault(event.step, event)
                     self.heard_at.setdefault(event.step, time.monotonic())
                 case m.EpochReport():
+                    if event.epoch >= len(self.epochs):
+                        self.epochs.append(event)
                     self.supervisor.verdict(event.epoch, stop=False, keep_best=False)
                 case m.Migrated():
                     self.migrated.append(event)

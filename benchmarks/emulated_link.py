@@ -25,7 +25,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -281,6 +281,27 @@ def emulated_link(
             process.wait()
         for space in made:
             subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)
+
+
+def star(
+    stack: ExitStack, count: int, *, rate_bits_per_s: float, round_trip_s: float, congestion: str = "cubic"
+) -> list[EmulatedLink]:
+    """Links from one new namespace, which passes on what goes from one far end to another; until `stack` is closed.
+
+    Args:
+        rate_bits_per_s, round_trip_s: Of each link; the way from one far end to another is by two of them.
+    """
+    links: list[EmulatedLink] = []
+    for _ in range(count):
+        at = links[0].spaces[0] if links else ""
+        link = emulated_link(
+            rate_bits_per_s=rate_bits_per_s, round_trip_s=round_trip_s, at=at, congestion=congestion
+        )
+        links.append(stack.enter_context(link))
+    _run(*links[0].within(0), "sysctl", "-qw", "net.ipv4.ip_forward=1")
+    for link in links:
+        _run("ip", "-n", link.spaces[1], "route", "add", "default", "via", link.addresses[0])
+    return links
 
 
 if __name__ == "__main__":

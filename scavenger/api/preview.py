@@ -119,6 +119,11 @@ def preview_rows(
         yield "and", f"{vms} {clean(aggregators.vm)} on demand for the aggregators, {hourly}"
         if job.elastic.beside_workers:
             yield "", "and one of them beside the workers of each VM, where the model is shared"
+        if job.elastic.gradients == "bfloat16":
+            yield (
+                "",
+                "gradients of large tensors are sent in bfloat16: half as many bytes; weights in single precision",
+            )
         if job.elastic.aggregator_vms == "auto":
             yield (
                 "",

@@ -187,6 +187,11 @@ class ElasticSpec(FrozenModel):
         "workers: one VM, and an aggregator beside the workers of each of their VMs, so that no link carries more than "
         "about the model. auto: what earlier runs of the job show to be worth its price, else 1.",
     )
+    gradients: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="What workers send of their gradients. bfloat16: those of large tensors rounded, in half as many "
+        "bytes, and what is rounded off is added to the next gradient; weights stay as they are.",
+    )
     move_buckets: bool | None = Field(
         default=None,
         description="Whether parts of the model leave an aggregator that steps wait for longer than for the others; "

@@ -19,6 +19,9 @@ step, as if both directions shared one link, so that the count errs upwards wher
 
     n >= 2 K M / (R τ)          the least for which their network is not the limit, as in Cynthia [2]_
 
+Where gradients are rounded to 16 bits, a worker pushes half of a model, and 2 K M is (1 + 1/2) K M: at least, as small
+tensors, sparse gradients and others are pushed as they are.
+
 Step time τ' with n' VMs instead of those on which a step was measured or predicted. Their network takes
 N = 2 K M s / R of it or more, where s is the largest share of the model on one of them. If all of N falls with the
 share, and nothing else changes::
@@ -47,6 +50,9 @@ _HELD_STATES = 6
 two that are being sent or received."""
 OWN_BYTES = 2**30
 """Memory of an aggregator VM for its system, the agent and the processes; an assumption, not measured on a cloud."""
+
+ROUNDED = 0.5
+"""Bytes of gradients that are rounded to 16 bits, over those of gradients in single precision."""
 
 NETWORK_SHARE = 0.5
 """Share of a step from which on the network of aggregator VMs is worth a note."""
@@ -186,6 +192,7 @@ class AggregatorVms:
         largest_share: Largest share of the model on one VM: 1 / n if tensors could be divided at will.
         vm_bytes_per_s: R, or more; None if unknown.
         usd_per_hour: Price of one of them, with its extras.
+        pushed: Bytes of a worker's gradients over those of the weights, at least.
     """
 
     vms: int
@@ -196,12 +203,13 @@ class AggregatorVms:
     largest_share: float
     vm_bytes_per_s: float | None = None
     usd_per_hour: float = 0.0
+    pushed: float = 1.0
 
     def network_s(self, workers: int) -> float | None:
         """Least time of a step in which the network of the fullest VM is busy, N; None if its bandwidth is unknown."""
         if self.vm_bytes_per_s is None:
             return None
-        return 2.0 * workers * self.largest_share * self.weights_bytes / self.vm_bytes_per_s
+        return (1.0 + self.pushed) * workers * self.largest_share * self.weights_bytes / self.vm_bytes_per_s
 
     def step_time_min_s(self, vms: int, workers: int, step_time_s: float) -> float:
         """Lower bound of the time of a step with another number of VMs that share the model evenly, τ'.
@@ -226,7 +234,7 @@ class AggregatorVms:
             return ""
         needed = vms_for_bandwidth(
             workers,
-            self.weights_bytes,
+            (1.0 + self.pushed) / 2.0 * self.weights_bytes,
             step_time_s=NETWORK_SHARE * step_time_s,
             vm_bytes_per_s=self.vm_bytes_per_s,
         )
@@ -236,7 +244,15 @@ class AggregatorVms:
             f"the network of the aggregator VMs takes {least_s:.3g} s or more of a predicted step of "
             f"{step_time_s:.3g} s with {workers} workers; elastic.aggregator_vms: {needed}, if tensors can be divided "
             f"so, would take {NETWORK_SHARE:.0%} of it at most, for ${more_usd:.3g} an hour more, and a step then "
-            f"{self.step_time_min_s(needed, workers, step_time_s):.3g} s or longer"
+            f"{self.step_time_min_s(needed, workers, step_time_s):.3g} s or longer{self._rounding_note(least_s)}"
+        )
+
+    def _rounding_note(self, least_s: float) -> str:
+        """What rounded gradients would save, if they are not."""
+        if self.pushed < 1.0:
+            return ""
+        return (
+            f"; elastic.gradients: bfloat16 would save up to {(1.0 - ROUNDED) / 2.0 * least_s:.3g} s of these"
         )
 
     def lack(self) -> str:

@@ -21,6 +21,7 @@ class JobSource:
         data: Where the data is, as `module:object`, if `train` returns a model alone; empty if it is not.
         params: Arguments by name for the function that `train` names.
         schedule_batch: See `Manifest.schedule_batch`.
+        gradients: The form in which workers give their gradients: `float32`, or rounded to `bfloat16`.
         env: Environment variables of all its processes.
         secrets: Further ones of those that run the training code.
     """
@@ -33,6 +34,7 @@ class JobSource:
     data: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
     schedule_batch: int = 0
+    gradients: str = "float32"
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 

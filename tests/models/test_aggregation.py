@@ -70,6 +70,27 @@ def test_the_example_of_the_documentation() -> None:
     assert vms_for_bandwidth(16, 1e9, step_time_s=4.0, vm_bytes_per_s=1.25e9) == 7
 
 
+def test_rounded_gradients_are_half_of_what_workers_push() -> None:
+    def step(pushed: float) -> AggregatorVms:
+        return AggregatorVms(
+            vms=1,
+            vm="m5",
+            vm_bytes=8 * GIB,
+            weights_bytes=1e9,
+            copies=2,
+            largest_share=1.0,
+            vm_bytes_per_s=1e9,
+            pushed=pushed,
+        )
+
+    assert (step(1.0).network_s(4), step(0.5).network_s(4)) == (8.0, 6.0)
+    assert "bfloat16 would save up to 2 s" in step(1.0).network_note(4, 10.0)
+    assert "bfloat16" not in step(0.5).network_note(4, 10.0)
+    assert "elastic.aggregator_vms: 2," in step(1.0).network_note(4, 8.5)
+    assert "elastic.aggregator_vms: 2," in step(0.5).network_note(4, 8.5)
+    assert "elastic.aggregator_vms: 2," in step(0.5).network_note(4, 11.9)
+
+
 def test_what_is_not_known_is_not_made_up() -> None:
     assert vms_for_bandwidth(8, 1e9, step_time_s=1.0, vm_bytes_per_s=None) is None
     assert vms_for_memory(1.0, 2, vm_bytes=OWN_BYTES) is None

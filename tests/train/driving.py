@@ -97,6 +97,7 @@ class Run:
         remote: Processes that do not share the job's memory.
         engine: Another engine than one that can be broken.
         schedule_batch: See `Manifest.schedule_batch`.
+        gradients: See `JobSource`.
     """
 
     def __init__(
@@ -119,10 +120,11 @@ class Run:
         job_dir: Path = JOBS,
         engine: Callable[[Path, int], Engine] | None = None,
         schedule_batch: int = 0,
+        gradients: str = "float32",
     ) -> None:
         self.work_dir, self.epochs_wanted, self.best, self.replace = work_dir, epochs, best, replace
         self.supervisor = Supervisor.open(
-            JobSource(train, job_dir, SEED, threads=1, schedule_batch=schedule_batch),
+            JobSource(train, job_dir, SEED, threads=1, schedule_batch=schedule_batch, gradients=gradients),
             work_dir=work_dir,
             timeouts=Timeouts(start_s, step_s, evaluation_s),
             aggregators=aggregators,

@@ -48,6 +48,7 @@ def open_supervisor(
         data="" if job.data is None else str(job.data),
         params=job.params,
         schedule_batch=job.reference_batch_size if job.elastic.schedule == "samples" else 0,
+        gradients=job.elastic.gradients,
         env=plain(job.env),
         secrets=secrets,
     )

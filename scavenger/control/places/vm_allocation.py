@@ -39,6 +39,7 @@ class RentalCosts:
         aggregators: Number of the job's aggregators.
         aggregator_vms: Number of VMs that are rented for them.
         beside: Whether all but the first are beside the workers.
+        pushed: See `AggregatorVms`.
         leader_usd_per_hour: Price of the VM on which this process leads the job; 0 if it does so elsewhere.
     """
 
@@ -49,6 +50,7 @@ class RentalCosts:
     aggregator_vms: int
     leader_usd_per_hour: float
     beside: bool = False
+    pushed: float = 1.0
 
     def extras(self, *, spot: bool = False) -> VmExtras:
         """What a VM has beside its type, on demand or spot."""
@@ -82,6 +84,7 @@ class RentalCosts:
             # beside the workers, no VM's network is in the way of the others'
             vm_bytes_per_s=None if self.beside else self.cloud.network_bytes_per_s(offer.vm),
             usd_per_hour=offer.price_usd_per_hour + self.extras().usd_per_hour,
+            pushed=self.pushed,
         )
 
 

@@ -48,6 +48,7 @@ from scavenger.domain.intent import FleetSpec, PlacementOption
 from scavenger.domain.job import JobSpec, ResourcesSpec
 from scavenger.domain.vm import LaunchTemplate, VmPackage
 from scavenger.errors import ConfigurationError, NotSupportedError, QuotaError
+from scavenger.models.aggregation import ROUNDED
 from scavenger.policy.leaders import LeaderChoice, LeaderPlan, choose_leader
 from scavenger.policy.provisioning.fleet_plan import FleetInputs
 from scavenger.policy.provisioning.slots import AGGREGATORS, evenly
@@ -143,6 +144,7 @@ class RentedVms(Place):
             aggregator_vms=vms,
             leader_usd_per_hour=led_usd,
             beside=bool(vms) and job.elastic.beside_workers,
+            pushed=ROUNDED if job.elastic.gradients == "bfloat16" else 1.0,
         )
         self.extras = self.cloud.priced_extras(self.offered.disk_gib)
         if led_by is None:  # elsewhere it was asked about or refused before the leader was rented

@@ -42,6 +42,8 @@ class Sources:
             "training code": digest_of(files, folder).hex()[:_DIGITS],
             "params": hashlib.sha256(repr(set_by_file).encode()).hexdigest()[:_DIGITS],
         }
+        if job.elastic.gradients != "float32":
+            digests["gradients"] = job.elastic.gradients
         if manifest.data:
             digests["data"] = manifest.data[:_DIGITS]
             data = "and some samples of its data"

@@ -70,6 +70,7 @@ class ProcessConfigurations:
             data=source.data,
             params=dict(source.params),
             schedule_batch=source.schedule_batch,
+            gradients=source.gradients,
             job_dir=str(self._source.job_dir.resolve()),
             seed=self._source.seed,
             threads=self._source.threads if threads is None else threads,

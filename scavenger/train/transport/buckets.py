@@ -10,14 +10,14 @@ forward pass updates has buckets, too. The buckets of metric sums, which are sma
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from scavenger.train.transport.layout import BUCKET_BYTES, Layout
-from scavenger.train.transport.messages.values import RowCounts
+from scavenger.train.transport.messages.values import Manifest, RowCounts
 from scavenger.train.transport.rows import Rows, row_size
 from scavenger.train.transport.shared_memory import Block
 
@@ -25,6 +25,10 @@ _BUDGET_BYTES_MIN = 32 << 20
 _BUDGET_SHARE = 4
 """An aggregator keeps up to one part in so many of its model shard of gradients that wait for their turn."""
 _INDEX = np.dtype(np.int64)
+_DENSE, _SHORT = -1, -2
+"""Instead of a number of rows: all elements, or the upper halves of those that are numbers of the type bfloat16."""
+_ROUNDED_FROM = 4096
+"""Elements of the smallest tensor whose gradient is rounded: smaller ones are a few bytes, as those of BatchNorm."""
 _ALIGNMENT = 8
 
 Values = npt.NDArray[np.generic] | Rows
@@ -62,6 +66,22 @@ class Bucket(NamedTuple):
     def bytes(self) -> int:
         """Size of a dense gradient's bucket, the largest."""
         return self.end - self.begin
+
+
+def rounded_tensors(manifest: Manifest) -> frozenset[int]:
+    """Return the indices of the tensors whose dense gradients a job with `gradients: bfloat16` rounds.
+
+    Those of embeddings are not among them: a row has few gradients, so that little makes up for what is rounded off.
+    """
+    return frozenset(
+        index
+        for index, one in enumerate(manifest.tensors)
+        if one.role == "trainable"
+        and one.dtype == "float32"
+        and len(one.shape) > 1
+        and math.prod(one.shape) >= _ROUNDED_FROM
+        and "embedding" not in one.path.lower()
+    )
 
 
 def buckets(layout: Layout) -> tuple[Bucket, ...]:
@@ -139,14 +159,19 @@ def _dense_part(rows: Rows, part: SegmentPart) -> npt.NDArray[np.generic]:
 
 
 def packed(
-    block: Block, slot_at: int, rows: RowCounts, bucket: Bucket
+    block: Block, slot_at: int, rows: RowCounts, bucket: Bucket, rounded: Collection[int] = ()
 ) -> tuple[tuple[int, ...], memoryview | bytes]:
-    """Return what is sent of a bucket in a slot: for each part the number of its rows, or -1, and the bytes.
+    """Return what is sent of a bucket in a slot: for each part the number of its rows, or a form, and the bytes.
 
-    Of a bucket without sparse gradients, these are no numbers and the bytes of the slot, which are not copied.
+    Of a bucket without sparse or rounded gradients, these are no numbers and the bytes of the slot, which are not
+    copied.
+
+    Args:
+        rounded: Segments in single precision whose values may be numbers of the type bfloat16. Whether they are is
+            looked at: a gradient that is too full to be sparse is dense, and not rounded.
     """
     sparse = {number for number, _ in rows}
-    if not any(part.segment in sparse for part in bucket.parts):
+    if not any(part.segment in sparse or part.segment in rounded for part in bucket.parts):
         return (), block.range(slot_at + bucket.begin, bucket.bytes)
     counts, pieces = list[int](), list[bytes]()
     for part, values in zip(bucket.parts, read(block, slot_at, rows, bucket), strict=True):
@@ -157,8 +182,11 @@ def packed(
         if isinstance(values, Rows):
             counts.append(len(values.indices))
             data = values.indices.tobytes() + values.values.tobytes()
+        elif part.segment in rounded and not values.view("<u2")[::2].any():
+            counts.append(_SHORT)
+            data = values.view("<u2")[1::2].tobytes()
         else:
-            counts.append(-1)
+            counts.append(_DENSE)
             data = values.tobytes()
         pieces.append(data.ljust(_padded(len(data)), b"\0"))
     return tuple(counts), b"".join(pieces)
@@ -179,6 +207,13 @@ def unpacked(bucket: Bucket, counts: Sequence[int], payload: bytes) -> list[Valu
         ]
     found, at = list[Values](), 0
     for part, count in zip(bucket.parts, counts, strict=True):
+        if count == _SHORT:
+            if part.dtype != np.float32:
+                raise ValueError("only gradients in single precision are rounded")
+            short = np.frombuffer(payload, "<u2", part.end - part.begin, at)
+            found.append((short.astype(np.uint32) << 16).view(np.float32))
+            at += _padded(short.nbytes)
+            continue
         if count < 0:
             found.append(np.frombuffer(payload, part.dtype, part.end - part.begin, at))
             at += _padded(part.bytes)

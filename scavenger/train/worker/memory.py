@@ -19,6 +19,7 @@ from scavenger.train.transport.rows import Rows
 from scavenger.train.transport.shared_memory import Block, OptimizerMemory
 from scavenger.train.worker.gradients import Gradient
 from scavenger.train.worker.program import Program
+from scavenger.train.worker.rounding import Rounding
 from scavenger.train.worker.saved_optimizer import SavedOptimizer
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
@@ -55,18 +56,27 @@ class WorkerMemory:
         manifest: The model.
         aggregators: Number of aggregators.
         program: The worker's model, whose weights are to be in the block.
+        rounding: Rounds gradients; None for one that rounds none.
 
     Attributes:
         layout: The layout of the block.
         block: The block.
     """
 
-    def __init__(self, fd: int, manifest: Manifest, aggregators: int, program: Program) -> None:
+    def __init__(
+        self,
+        fd: int,
+        manifest: Manifest,
+        aggregators: int,
+        program: Program,
+        rounding: Rounding | None = None,
+    ) -> None:
         self.layout = Layout.of(manifest, aggregators)
         self.block = Block(fd, self.layout)
         arrays = [self.block.tensors(self.layout.state_at(turn)) for turn in (0, 1)]
         self._weights = [program.alias(turn) for turn in arrays]
         self._slots: dict[int, list[Any]] = {}
+        self._rounding = rounding or Rounding(())
 
     def weights(self, step: int) -> list[Any]:
         """Return the weights after a step, if they are in this memory, without a copy."""
@@ -84,6 +94,8 @@ class WorkerMemory:
                 if isinstance(value, Rows):
                     counts += self.block.write_sparse(at, index, value)
                     square += sqnorm(value.values.reshape(-1))
+                elif self._rounding.rounds(index):
+                    square += self._rounding.write(index, value, target)
                 else:
                     square += copied_sqnorm(value, target)
         for target, value in zip(others, (*result.states, *result.metrics), strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from scavenger.elastic.sums import unasked
 from scavenger.elastic.view import SLOTS_PER_WORKER, Piece
@@ -25,10 +25,13 @@ class Results:
 
     Args:
         block: The worker's shared-memory block, which holds its gradients.
+        rounded: The tensors whose gradients are rounded, by index.
     """
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: Block, rounded: Collection[int] = ()) -> None:
         self._block = block
+        segments = enumerate(block.layout.segments)
+        self._rounded = frozenset(number for number, one in segments if one.tensor in rounded)
         self._computed: dict[tuple[str, int, int], Contributed | Evaluation] = {}
         self._in_slot: dict[int, tuple[int, Piece]] = {}
         self._pushed: dict[tuple[int, int], int] = {}
@@ -92,7 +95,7 @@ class Results:
         at = self._layout.slot_at(piece.slot)
         for number in numbers:
             if 0 <= number < len(self._buckets):
-                counts, data = packed(self._block, at, result.rows, self._buckets[number])
+                counts, data = packed(self._block, at, result.rows, self._buckets[number], self._rounded)
                 send(GradientBucket(piece.number, number, counts), data)
 
     def _in_slot_of(self, number: int) -> tuple[int, Piece | None]:

@@ -24,6 +24,7 @@ from scavenger.train.failpoints import fail_here
 from scavenger.train.failure import describe_disk_failure
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import memory_id, open_block
+from scavenger.train.transport.buckets import rounded_tensors
 from scavenger.train.transport.heartbeat import Heartbeat
 from scavenger.train.transport.messages.values import RowCounts
 from scavenger.train.transport.replication import (
@@ -39,6 +40,7 @@ from scavenger.train.worker.noise_rhythm import NoiseRhythm
 from scavenger.train.worker.orders import Orders
 from scavenger.train.worker.parts import InParts
 from scavenger.train.worker.results import Results
+from scavenger.train.worker.rounding import Rounding
 from scavenger.train.worker.samples import Samples
 from scavenger.train.worker.saved_optimizer import SavedOptimizer
 
@@ -196,8 +198,12 @@ class Worker:
             return
         program = self._program
         values = program.initial_state()
-        self._memory = memory = WorkerMemory(self._fd, message.manifest, len(message.aggregators), program)
-        self._results = Results(memory.block)
+        rounded = rounded_tensors(message.manifest) if self._config.gradients == "bfloat16" else ()
+        rounding = Rounding(rounded)
+        self._memory = memory = WorkerMemory(
+            self._fd, message.manifest, len(message.aggregators), program, rounding
+        )
+        self._results = Results(memory.block, rounded)
         # an aggregator on another host has its own memory, and needs some worker's initial weights
         packed = any(at.memory != self._memory_id for at in message.aggregators)
         self._initial = InitialWeights(
@@ -211,6 +217,7 @@ class Worker:
         gradient = program.gradient(values, some, seed=0, position=0)
         self._in_parts.with_noise(gradient, values, some, seed=0, position=0)
         memory.write(gradient, worker_slot(self._config.name))
+        rounding.forget()
         memory.touch()
         program.evaluate(values, 0, min(_WARM_UP_SAMPLES, message.manifest.validation_size), _WARM_UP_SAMPLES)
         self._connect(message.aggregators)

@@ -42,6 +42,11 @@ def adam() -> KerasJob:
     return arrays(network(keras.optimizers.Adam(0.003, epsilon=1e-4)))
 
 
+def wide() -> KerasJob:
+    """With a tensor that is large enough for its gradient to be rounded."""
+    return arrays(network(keras.optimizers.Adam(0.003, epsilon=1e-4), keras.layers.Dense(400, "tanh")))
+
+
 def exact() -> KerasJob:
     """In double precision, its loss too, so that no order of sums shows."""
     before = keras.config.dtype_policy()

@@ -60,6 +60,7 @@ class ProcessConfiguration(Body, frozen=True):
         data: The data, as `module:object`, if `train` returns a model alone; else empty.
         params: Arguments by name for the function that `train` names.
         schedule_batch: See `Manifest.schedule_batch`.
+        gradients: See `JobSource`.
         memory_bytes: Limit on the private memory of a tenant and of each process that it runs; 0 for none.
         env: Environment variables of the job file, which whoever starts the process sets.
         secrets: Further ones, whose values are never written to its log.
@@ -84,6 +85,7 @@ class ProcessConfiguration(Body, frozen=True):
     data: str = ""
     params: dict[str, Any] = {}
     schedule_batch: int = 0
+    gradients: str = "float32"
     memory_bytes: int = 0
     env: dict[str, str] = {}
     secrets: dict[str, str] = {}

@@ -1,0 +1,132 @@
+"""Gradients and weights among VMs behind links of their own: by one aggregator, beside the workers, and by gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from benchmarks.emulated_link import EmulatedLink, star
+from benchmarks.figures import Benchmark, Result, Spread
+from benchmarks.peers.running import installed
+from benchmarks.peers.shapes import parameters
+
+_NETWORK, _LOCAL_BATCH = "quarter", 2
+_RATE_BITS_PER_S = 1e9
+_ROUND_TRIP_S = 0.01
+"""Of one link; the way from one VM to another is by two."""
+_WORKERS = (2, 4, 8)
+_TIMEOUT_S = 900.0
+_PORT = 29511
+_AIM = 1.0
+
+
+def _transfers(links: Sequence[EmulatedLink], place: str, steps: int, folder: Path) -> list[float]:
+    """Seconds of each step without computing and update: all weights to each worker, and all gradients back."""
+    workers = len(links) - 1
+    done = subprocess.run(
+        (
+            *links[0].within(0),
+            *(sys.executable, "-m", "benchmarks.aggregator_vms_job"),
+            *(str(folder), links[0].addresses[0]),
+            f"benchmarks.peers.keras_jobs:{_NETWORK}_sgd",
+            *map(str, (workers, workers * _LOCAL_BATCH, steps)),
+            place,
+            *(link.spaces[1] for link in links),
+        ),
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=True,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+    )
+    found = json.loads(done.stdout.splitlines()[-1])["steps"]
+    return [step - compute - update for step, compute, update in found]
+
+
+def _device(link: EmulatedLink) -> str:
+    """The network device at a link's far end, which gloo has to be told."""
+    listed = subprocess.run(
+        ["ip", "-n", link.spaces[1], "-o", "-4", "addr"], check=True, capture_output=True, text=True
+    )
+    return next(line.split()[1] for line in listed.stdout.splitlines() if link.addresses[1] in line)
+
+
+def _gloo(links: Sequence[EmulatedLink], size: int, rounds: int) -> list[float]:
+    """Seconds of each all-reduce of as many numbers among the far ends."""
+    addresses = ",".join(f"{link.addresses[1]}:{_PORT}" for link in links)
+    processes = [
+        subprocess.Popen(
+            [
+                *link.within(1),
+                *(sys.executable, "-m", "benchmarks.peers.torch_allreduce"),
+                *("--addresses", addresses, "--rank", str(rank)),
+                *("--parameters", str(size), "--rounds", str(rounds)),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "GLOO_SOCKET_IFNAME": _device(link)},
+        )
+        for rank, link in enumerate(links)
+    ]
+    outputs = [process.communicate(timeout=_TIMEOUT_S)[0] for process in processes]
+    times: list[float] = json.loads(outputs[0].splitlines()[-1])["round_times_s"]
+    return times
+
+
+def run(repetitions: int, work_dir: Path) -> Result:
+    """Each number of workers: so many steps with one aggregator, beside the workers, and rounds of gloo, in turn."""
+    rows: list[tuple[str, ...]] = []
+    figures: dict[str, object] = {}
+    size, has_gloo = parameters(_NETWORK), installed("torch")
+    against_one, against_gloo = [], []
+    for workers in _WORKERS:
+        with ExitStack() as stack:
+            links = star(stack, workers + 1, rate_bits_per_s=_RATE_BITS_PER_S, round_trip_s=_ROUND_TRIP_S)
+            half = max(1, repetitions // 2)
+            peer_s = _gloo(links[1:], size, half) if has_gloo else []
+            beside_s = _transfers(links, "beside", repetitions, work_dir / f"beside-{workers}")
+            one_s = _transfers(links, "apart", repetitions, work_dir / f"one-{workers}")
+            peer_s += _gloo(links[1:], size, half) if has_gloo else []
+        one, beside = Spread.of(one_s), Spread.of(beside_s)
+        gloo = Spread.of(peer_s) if peer_s else None
+        against_one.append(beside.median / one.median)
+        against_gloo += [] if gloo is None else [beside.median / gloo.median]
+        rows.append(
+            (
+                str(workers),
+                one.text(1, 2),
+                beside.text(1, 2),
+                f"{against_one[-1]:.2f}",
+                "" if gloo is None else gloo.text(1, 2),
+                "" if gloo is None else f"{against_gloo[-1]:.2f}",
+            )
+        )
+        figures[str(workers)] = {"one": one, "beside": beside, "gloo": gloo}
+    peer = (
+        f"over gloo {max(against_gloo):.2f} (aim: {_AIM:g})"
+        if against_gloo
+        else "PyTorch is not installed: no gloo"
+    )
+    return Result(
+        headers=("workers", "one aggregator, s", "beside the workers, s", "over one", "gloo, s", "over gloo"),
+        rows=tuple(rows),
+        verdict=f"beside the workers, over one aggregator: {against_one[-1]:.2f} with {_WORKERS[-1]}; at most {peer}",
+        figures={"model_bytes": 4 * size, **figures},
+        remarks=(
+            f"a model of {4 * size / 1e6:.0f} MB; each worker, and the VM of the first aggregator, behind a link of "
+            f"{_RATE_BITS_PER_S / 1e9:g} Gbit/s; {2e3 * _ROUND_TRIP_S:.0f} ms from one to another and back",
+            "a step without computing and update: all weights to each worker and all gradients back, sealed, with what "
+            "starts and ends the step; gloo: an all-reduce of as many numbers by PyTorch, not encrypted, half of the "
+            "rounds before the job, half after it",
+            "all processes, and those that carry the links' packets, share the processors of this machine",
+        ),
+    )
+
+
+BENCHMARK = Benchmark("exchange", 8, run)
