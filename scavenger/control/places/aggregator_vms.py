@@ -45,7 +45,9 @@ def choose_aggregator_vms(
     *,
     beside: int,
 ) -> ChosenVms:
-    """The number, and why; `BESIDE_WORKERS` is one of them where no spot VM would be lost with a part of the model.
+    """The number, and why.
+
+    `BESIDE_WORKERS` is one of them where steps were measured with it, and no spot VM is lost with a part of the model.
 
     Args:
         whole: The search space without quotas.
@@ -80,7 +82,9 @@ def choose_aggregator_vms(
         # further VMs than the model can be divided into gain nothing
         if vms == least or size.share(vms) < size.share(vms - 1) or vms in models
     ]
-    if least == 1 and size.share(beside) < 1.0 and not any(offer.spot for offer in whole.offers):
+    # not on a prediction alone: what it takes of the workers' processors was not measured on VMs
+    measured = BESIDE_WORKERS in models
+    if measured and least == 1 and not any(offer.spot for offer in whole.offers):
         numbers.append(BESIDE_WORKERS)
     worth = None if job.utility is None else job.utility.worth_at
 
