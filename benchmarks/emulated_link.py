@@ -294,10 +294,10 @@ def star(
     links: list[EmulatedLink] = []
     for _ in range(count):
         at = links[0].spaces[0] if links else ""
-        link = emulated_link(
+        made = emulated_link(
             rate_bits_per_s=rate_bits_per_s, round_trip_s=round_trip_s, at=at, congestion=congestion
         )
-        links.append(stack.enter_context(link))
+        links.append(stack.enter_context(made))
     _run(*links[0].within(0), "sysctl", "-qw", "net.ipv4.ip_forward=1")
     for link in links:
         _run("ip", "-n", link.spaces[1], "route", "add", "default", "via", link.addresses[0])
