@@ -135,18 +135,6 @@ class JobModel:
         return float((self.progress / rate[:, 0]).sum())
 
 
-def quicker(model: JobModel, ratio: float) -> JobModel:
-    """The same kind of job on GPUs that compute so much faster, with the same network."""
-    times = np.column_stack(
-        [(model.times[:, 0] - model.times[:, 1]) / ratio + model.times[:, 1], model.times[:, 1]]
-    )
-    placed = {
-        name: np.stack([local, (step - sync) / ratio + sync, sync])
-        for name, (local, step, sync) in model.placed.items()
-    }
-    return replace(model, times=times, placed=placed)
-
-
 @cache
 def job_model(name: str) -> JobModel:
     """The model of an application.
@@ -191,19 +179,33 @@ def job_model(name: str) -> JobModel:
 
 
 @cache
-def stages(name: str, ratio: float = 1.0) -> tuple[FloatArray, FloatArray]:
+def quicker(name: str) -> JobModel:
+    """The same kind of job on GPUs of a second type, with the same network."""
+    model, ratio = job_model(name), QUICKER[name]
+    times = np.column_stack(
+        [(model.times[:, 0] - model.times[:, 1]) / ratio + model.times[:, 1], model.times[:, 1]]
+    )
+    placed = {
+        name: np.stack([local, (step - sync) / ratio + sync, sync])
+        for name, (local, step, sync) in model.placed.items()
+    }
+    return replace(model, times=times, placed=placed)
+
+
+@cache
+def stages(name: str, *, second: bool = False) -> tuple[FloatArray, FloatArray]:
     """The curves of a kind of job as it goes on, and the work of each stage in seconds on one T4.
 
     Of each stage the curve is that with which it takes as long with each number of GPUs, if these do not change.
 
     Args:
-        ratio: Of GPUs that compute so much faster than a T4.
+        second: On GPUs of the second type.
     """
     model = job_model(name)
     goodput = model.goodput()
     alone_s = model.progress / goodput[:, 1]
-    if ratio != 1.0:
-        goodput = quicker(model, ratio).goodput()
+    if second:
+        goodput = quicker(name).goodput()
     part = np.minimum((np.cumsum(alone_s) - 0.5 * alone_s) / alone_s.sum() * _STAGES, _STAGES - 1).astype(int)
     curves, work = [], []
     for stage in np.unique(part):
@@ -255,7 +257,7 @@ def rigid_on_two(number_of: int, *, change_s: float) -> Workload:
     kinds = sorted(set(asked))
     rates = np.tile(np.arange(SLOTS + 1.0), (len(kinds), 1))
     ratios = [
-        job_model(name).fixed_s(slots, batch) / quicker(job_model(name), QUICKER[name]).fixed_s(slots, batch)
+        job_model(name).fixed_s(slots, batch) / quicker(name).fixed_s(slots, batch)
         for name, slots, batch in kinds
     ]
     one = workload(rigid(number_of), change_s=change_s)
@@ -291,7 +293,7 @@ def adaptive(number_of: int, load: str = "", *, change_s: float, types: int = 1)
         claims,
         Curves(
             np.vstack([curves for curves, _ in found]),
-            (np.vstack([stages(name, QUICKER[name])[0] for name in kinds]),) * (types - 1),
+            (np.vstack([stages(name, second=True)[0] for name in kinds]),) * (types - 1),
         ),
         work=total[at],
         told=total[at],

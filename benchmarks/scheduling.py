@@ -2,7 +2,7 @@
 
 `python -m benchmarks scheduling:tiresias,6c71a0` takes some of its parts: `tiresias`, a virtual cluster, `speed`,
 `whole`, or a number of GPUs. All of them take hours. `python -m benchmarks job_models` are those whose jobs follow
-models of their speed, by name `pollux` and `types`.
+models of their speed, by name `pollux`, `types` and `deadlines`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from scavenger.control.pools.traces import NamedCurves, Trace, interpolated, rea
 from scavenger.control.search.tables import number, read_table
 from scavenger.domain.curve import FloatArray, IntArray
 from scavenger.scheduler.jobs.allotting import Rules
+from scavenger.scheduler.jobs.deadlines import CAUTIOUS, CERTAIN, Caution, Edf, promise
 from scavenger.scheduler.jobs.placing import Placement
 from scavenger.scheduler.jobs.policies import Fifo, Patience, Policy, Srtf, ranked, rigid
 from scavenger.scheduler.jobs.policy_table import POLICIES
@@ -254,6 +255,63 @@ def types() -> Iterable[Row]:
         yield run.row(f"two types, 8 x 160 jobs: {name}", f"{run.mean_s / base_s:.2f} of tiresias")
 
 
+_DEADLINE_JOBS = 200
+
+
+def _with_deadlines(load: float, off: float) -> Workload:
+    """Jobs on 64 GPUs at a load: half an hour in the median, due after 0.5 to 1.5 times that with what they ask for."""
+    rng = np.random.default_rng(int(load * 100))
+    lasts_s, slots = (
+        rng.lognormal(np.log(1800.0), 1.0, _DEADLINE_JOBS),
+        rng.choice([1, 2, 4, 8], _DEADLINE_JOBS),
+    )
+    apart_s = float((lasts_s * slots).mean()) / (load * 64)
+    trace = Trace(
+        np.cumsum(rng.exponential(apart_s, _DEADLINE_JOBS)),
+        lasts_s,
+        slots,
+        np.zeros_like(slots),
+        ("",) * _DEADLINE_JOBS,
+        ("",) * _DEADLINE_JOBS,
+    )
+    jobs = workload(trace, a100_curves(), change_s=1.0, error_log_sd=off, seed=1)
+    due_s = jobs.claims.submitted_s + lasts_s * rng.uniform(0.5, 1.5, _DEADLINE_JOBS)
+    return replace(jobs, claims=replace(jobs.claims, deadline_s=due_s))
+
+
+def deadlines() -> Iterable[Row]:
+    """Jobs with deadlines at loads from 0.5 to 1.5; of each policy how many are met, and how many promises are not."""
+    nodes = Nodes.of(*[_A_NODE] * 8)
+    cases: Sequence[tuple[str, Policy, Caution | None]] = (
+        ("edf, all let in", Edf(), None),
+        ("edf", Edf(), CERTAIN),
+        ("ElasticFlow's rule", Worth(0.0, CERTAIN), CERTAIN),
+        ("worth", Worth(), CAUTIOUS),
+    )
+    for off in (0.0, _OFF):
+        for load in (0.5, 1.0, 1.5):
+            jobs = _with_deadlines(load, off)
+            for name, policy, caution in cases:
+                run = Timed.of([jobs], nodes, Rules(policy), accepts=_accepts(caution))
+                done = run.completion_s
+                met = done <= jobs.claims.deadline_s - jobs.claims.submitted_s
+                let_in = np.isfinite(done)
+                ended = replace(run.runs[0], completion_s=done[let_in])
+                late = (let_in & ~met).sum() / let_in.sum()
+                said = (
+                    f"{100 * met.mean():.0f} % met, {100 * let_in.mean():.0f} % let in, "
+                    f"{100 * late:.1f} % of them late"
+                )
+                told = f", left off by {100 * off:.0f} %" if off else ""
+                yield replace(run, runs=(ended,)).row(
+                    f"{_DEADLINE_JOBS} jobs, load {load}{told}: {name}", said
+                )
+
+
+def _accepts(caution: Caution | None) -> Callable[[PoolSeen, int], bool] | None:
+    return None if caution is None else lambda seen, row: promise(seen, row, caution).kept
+
+
 _PARTS: dict[str, tuple[Callable[[], Iterable[Row]], tuple[str, ...]]] = {
     "tiresias": (tiresias, ("tiresias",)),
     **{vc: (partial(cluster, vc), ("philly", "elasticflow")) for vc in _CLUSTERS},
@@ -262,9 +320,10 @@ _PARTS: dict[str, tuple[Callable[[], Iterable[Row]], tuple[str, ...]]] = {
     **{str(gpus): (partial(size, gpus), ("philly", "elasticflow")) for gpus in _SIZES},
     "pollux": (pollux, ("pollux",)),
     "types": (types, ("pollux",)),
+    "deadlines": (deadlines, ("elasticflow",)),
 }
 """What gives the rows of a part, and the sets of data that it needs."""
-_MODELS = ("pollux", "types")
+_MODELS = ("pollux", "types", "deadlines")
 
 
 def _rows(parts: Iterable[str]) -> Iterable[Row]:
@@ -318,6 +377,8 @@ def _models(repetitions: int, work_dir: Path) -> Result:
             "`tiresias` lets whoever has slots go first within a queue; their simulator does not",
             "two types: gradients take 1.5 to 3.3 times as long on T4s, by kind of job: assumed, since no set of data "
             "has these jobs on two types",
+            "deadlines: of all jobs so many are met; a job that cannot be promised its deadline is not let in, and the "
+            "times are of those that are; late ones are false promises. ElasticFlow's rule takes all as told",
         ),
     )
 

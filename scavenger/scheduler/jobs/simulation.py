@@ -7,6 +7,7 @@ holds its slots for some seconds without progress. A run begins with an empty po
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
@@ -113,6 +114,7 @@ def simulate(
     until_s: float = inf,
     decisions_max: int | None = None,
     usd_per_slot_s: FloatArray | None = None,
+    accepts: Callable[[PoolSeen, int], bool] | None = None,
 ) -> Run:
     """Run all jobs to their ends.
 
@@ -123,11 +125,13 @@ def simulate(
         until_s: Nothing that comes later is of interest.
         decisions_max: Nor what comes after so many decisions.
         usd_per_slot_s: Price of each node's slots; None for none.
+        accepts: Whether a job that has come, by its row, is let in; if not it never ends.
 
     Raises:
         ValueError: Jobs are left that never get a slot, and there is no `until_s`.
     """
     running = _Simulation(workload, nodes, rules, usd_per_slot_s)
+    running.accepts = accepts
     if standing is not None:
         running.begin(standing)
     next_s = 0.0
@@ -148,7 +152,19 @@ _INTEGERS = {
         ("job", "user", "priority", "least", "asked", "most", "curve", "level", "held", "fixed")
     )
 }
-_NOW = ("submitted", "attained", "waited", "ran", "left", "rate", "stop", "told", "log_sd", "change")
+_NOW = (
+    "submitted",
+    "attained",
+    "waited",
+    "ran",
+    "left",
+    "rate",
+    "stop",
+    "told",
+    "log_sd",
+    "change",
+    "deadline",
+)
 _FLOATS = {name: row for row, name in enumerate((*_NOW, "usd_per_s", "no_slot_s", "slot_s", "usd"))}
 
 
@@ -175,6 +191,8 @@ class _Simulation:
         self._slot_s, self._stopped_s = np.zeros(jobs), np.zeros(jobs)
         self._changes = np.zeros(jobs, dtype=np.int64)
         self._used: list[tuple[float, int]] = []
+        self.accepts: Callable[[PoolSeen, int], bool] | None = None
+        self._refused: list[int] = []
 
     def begin(self, seen: PoolSeen) -> None:
         """Begin with a pool that stands."""
@@ -296,8 +314,25 @@ class _Simulation:
 
     def _arrive(self) -> None:
         last = int(np.searchsorted(self._workload.claims.submitted_s, self.now_s, side="right"))
-        if last > self._arrived:
-            self._add(last - self._arrived)
+        new = last - self._arrived
+        if new <= 0:
+            return
+        self._add(new)
+        if self.accepts is None:
+            return
+        # all but the first wait to be asked about: they claim nothing meanwhile
+        names = ("least", "asked", "most")
+        claimed = {name: self._int(name)[-new:].copy() for name in names}
+        for name in names:
+            self._int(name)[-new:] = 0
+        for at, row in enumerate(range(self._count - new, self._count)):
+            for name in names:
+                self._int(name)[row] = claimed[name][at]
+            if not self.accepts(self._seen(), row):
+                self._refused.append(int(self._int("job")[row]))
+                self._float("left")[row] = -1.0
+                for name in names:
+                    self._int(name)[row] = 0
 
     def _add(self, new: int) -> None:
         """The next rows of the workload are there, without slots."""
@@ -317,6 +352,7 @@ class _Simulation:
         self._int("job")[-new:] = np.arange(self._arrived, last)
         for name, values in (
             ("submitted", claims.submitted_s),
+            ("deadline", claims.deadline_s),
             ("left", workload.work),
             ("told", workload.told),
             ("log_sd", workload.told_log_sd),
@@ -330,10 +366,10 @@ class _Simulation:
         """What a policy is shown: views, which change with the next event."""
         whole, real, count = self._whole, self._real, self._count
         _, user, priority, least, asked, most, curve, level, _, fixed = whole[:, :count]
-        submitted, attained, waited, ran, left, _, _, told, log_sd, change, *_ = real[:, :count]
+        submitted, attained, waited, ran, left, _, _, told, log_sd, change, deadline, *_ = real[:, :count]
         return PoolSeen(
             nodes=self._nodes,
-            claims=Claims(user, priority, submitted, least, asked, most, curve),
+            claims=Claims(user, priority, submitted, least, asked, most, curve, deadline),
             standing=Standing(
                 level=level,
                 attained_slot_s=attained,
@@ -347,6 +383,7 @@ class _Simulation:
             shares=self._shares,
             curves=self._workload.curves,
             number=self._number,
+            now_s=self.now_s,
         )
 
     def decide(self) -> float:
@@ -393,6 +430,7 @@ class _Simulation:
     def run(self) -> Run:
         """What came out, once every job has ended."""
         self._tell(np.ones(self._count, dtype=bool))
+        self._completion_s[self._refused] = inf
         times, used = np.array([*self._used, (self.now_s, 0)]).T
         return Run(
             began_s=self._began_s,

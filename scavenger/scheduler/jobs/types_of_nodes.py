@@ -48,6 +48,7 @@ def of_type(seen: PoolSeen, number: int, rows: IntArray) -> tuple[PoolSeen, IntA
         shares=Shares(job_at[shares.job[here]], node_at[shares.node[here]], shares.slots[here]),
         curves=seen.curves.by_type[number],
         number=seen.number,
+        now_s=seen.now_s,
     )
     return part, nodes
 

@@ -12,8 +12,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf
 
 import numpy as np
 
@@ -137,6 +138,7 @@ class Claims:
         asked: What its user asked for: all that it gets from policies without elasticity.
         most: No more, whatever is idle; one for which nothing can be paid has 0 everywhere.
         curve: Row of `Curves`.
+        deadline_s: On the same clock as `submitted_s`, infinite for none; none for nobody if it is left out.
     """
 
     user: IntArray
@@ -146,8 +148,11 @@ class Claims:
     asked: IntArray
     most: IntArray
     curve: IntArray
+    deadline_s: FloatArray = field(default_factory=lambda: np.zeros(0))
 
     def __post_init__(self) -> None:
+        if len(self.deadline_s) != len(self.user):
+            object.__setattr__(self, "deadline_s", np.full(len(self.user), inf))
         if ((self.least > self.asked) | (self.asked > self.most) | (self.least < 0)).any():
             raise ValueError("0 <= least <= asked <= most")
 
@@ -219,6 +224,7 @@ class PoolSeen:
         shares: What jobs hold or is on its way to them: of each node the larger of both, until a job has answered and
             its process is gone.
         number: Of the allotment that led here.
+        now_s: On the clock of deadlines.
     """
 
     nodes: Nodes
@@ -227,6 +233,7 @@ class PoolSeen:
     shares: Shares
     curves: Curves
     number: int = 0
+    now_s: float = 0.0
 
     @cached_property
     def held(self) -> IntArray:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from scavenger.domain.curve import FloatArray, IntArray
+from scavenger.scheduler.jobs.deadlines import CAUTIOUS, Caution, kept_shares
 from scavenger.scheduler.jobs.filling import admit, waterline
 from scavenger.scheduler.jobs.policies import (
     Patience,
@@ -22,9 +23,11 @@ from scavenger.scheduler.jobs.policies import (
     by_gain,
     elastic,
     needed,
+    patience_ends,
     positive,
     raised,
     ranked,
+    soonest,
 )
 from scavenger.scheduler.jobs.values import Plan, PoolSeen
 
@@ -63,9 +66,11 @@ class Worth(Patient):
 
     Attributes:
         power: From 0, below 1.
+        caution: With which deadlines are kept: the slots that these need come first.
     """
 
     power: float = 0.5
+    caution: Caution = CAUTIOUS
 
     def plan(self, seen: PoolSeen, patience: Patience) -> Plan:
         """See `Policy.plan`."""
@@ -76,8 +81,12 @@ class Worth(Patient):
         runs = np.where(seen.runs, held, 0)
         bonus = np.log1p(self._stays(seen, runs, left_s * one))
         need = needed(seen, claims.least)
+        due = np.isfinite(claims.deadline_s)
+        if due.any():
+            owed = kept_shares(seen, self.caution, due & ~standing.fixed)[0]
+            need, due = np.maximum(need, owed), owed > 0
         density = weight * seen.rate(need) / np.maximum(need, 1)
-        order = ranked(seen, patience, -density * np.where(runs > 0, np.exp(bonus), 1.0))
+        order = ranked(seen, patience, ~due, -density * np.where(runs > 0, np.exp(bonus), 1.0))
         fill = _Filling(seen, weight, bonus, runs)
 
         nothing = np.zeros_like(need)
@@ -85,7 +94,7 @@ class Worth(Patient):
         filled = fill.slots(nothing, most)
         wanted = filled > 0
         first = claims.priority > claims.priority.min()
-        wanted |= first | raised(seen, patience) | standing.fixed
+        wanted |= first | raised(seen, patience) | standing.fixed | due
         begins = admit(order, np.where(wanted, need, 0), seen.slots)
         if np.array_equal(begins, filled > 0) and (filled >= need)[begins].all():
             slots = filled
@@ -98,6 +107,15 @@ class Worth(Patient):
                 begins |= others
                 slots = fill.slots(np.where(others, need, slots), np.where(begins, most, 0))
         return replace(elastic(seen, order, slots), by_number=bool(bonus.any()))
+
+    def again_s(self, seen: PoolSeen, patience: Patience, plan: Plan, slots: IntArray) -> float:
+        """See `Policy.again_s`: who may wait until the deadline of another begins then."""
+        due_s = seen.claims.deadline_s - seen.now_s
+        due_s = due_s[np.isfinite(due_s)]
+        if not len(due_s):
+            return patience_ends(seen, patience, slots)
+        spare_s = self.caution.changes * seen.standing.change_s[np.isfinite(seen.claims.deadline_s)]
+        return min(patience_ends(seen, patience, slots), soonest(due_s, due_s - spare_s))
 
     def types_worth(self, seen: PoolSeen) -> FloatArray | None:
         """See `Policy.types_worth`."""
