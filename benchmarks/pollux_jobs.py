@@ -22,7 +22,7 @@ import numpy as np
 from scipy.interpolate import LinearNDInterpolator
 
 from benchmarks.public_steps import DATA
-from scavenger.control.pools.traces import Trace, workload
+from scavenger.control.pools.traces import Trace
 from scavenger.control.search.tables import number, read_table, whole
 from scavenger.domain.curve import FloatArray, IntArray
 from scavenger.scheduler.jobs.simulation import Stages, Workload
@@ -248,21 +248,6 @@ def rigid(number_of: int, load: str = "") -> Trace:
     ]
     empty = ("",) * len(lasts_s)
     return Trace(jobs.submitted_s, np.array(lasts_s), jobs.slots, np.zeros_like(jobs.slots), empty, jobs.name)
-
-
-def rigid_on_two(number_of: int, *, change_s: float) -> Workload:
-    """The same for nodes of two types, of which the second computes so much faster as `QUICKER` says."""
-    jobs = _read(number_of, "")
-    asked = list(zip(jobs.name, jobs.slots.tolist(), jobs.batch.tolist(), strict=True))
-    kinds = sorted(set(asked))
-    rates = np.tile(np.arange(SLOTS + 1.0), (len(kinds), 1))
-    ratios = [
-        job_model(name).fixed_s(slots, batch) / quicker(name).fixed_s(slots, batch)
-        for name, slots, batch in kinds
-    ]
-    one = workload(rigid(number_of), change_s=change_s)
-    claims = replace(one.claims, curve=np.array([kinds.index(job) for job in asked]))
-    return replace(one, claims=claims, curves=Curves(rates, (rates * np.array(ratios)[:, None],)))
 
 
 def adaptive(number_of: int, load: str = "", *, change_s: float, types: int = 1) -> Workload:

@@ -234,7 +234,6 @@ class _Whichever(Worth):
 def types() -> Iterable[Row]:
     """The same workloads on 8 nodes of four T4s and 4 nodes of eight GPUs that compute faster."""
     nodes = Nodes(np.array([4] * 8 + [8] * 4), np.ones(12, dtype=bool), np.array([0] * 8 + [1] * 4))
-    rigid_jobs = [pollux_jobs.rigid_on_two(number, change_s=30.0) for number in pollux_jobs.WORKLOADS]
     adaptive = {
         change_s: [
             pollux_jobs.adaptive(number, change_s=change_s, types=2) for number in pollux_jobs.WORKLOADS
@@ -242,7 +241,6 @@ def types() -> Iterable[Row]:
         for change_s in (30.0, 1.0)
     }
     cases: Sequence[tuple[str, Policy, Sequence[Workload], float]] = (
-        ("tiresias, whichever type fits", Tiresias(POLLUX_QUANTA), rigid_jobs, 60.0),
         ("worth, 30 s, whichever type fits", _Whichever(), adaptive[30.0], 60.0),
         ("goodput, 30 s", Goodput(), adaptive[30.0], 60.0),
         ("worth, 30 s", Worth(), adaptive[30.0], 60.0),
@@ -252,7 +250,7 @@ def types() -> Iterable[Row]:
     for name, policy, ours, every_s in cases:
         run = Timed.of(ours, nodes, Rules(policy), every_s=every_s)
         base_s = base_s or run.mean_s
-        yield run.row(f"two types, 8 x 160 jobs: {name}", f"{run.mean_s / base_s:.2f} of tiresias")
+        yield run.row(f"two types, 8 x 160 jobs: {name}", f"{run.mean_s / base_s:.2f} of the first")
 
 
 _DEADLINE_JOBS = 200
