@@ -103,6 +103,15 @@ def test_idle_slots_make_an_elastic_job_faster() -> None:
     assert run(jobs, "elastic-tiresias", 6).completion_s.tolist() == [4.0]
 
 
+def test_short_jobs_end_late_in_a_long_trace() -> None:
+    """A part of a nanosecond is left to them there, and added to the time it is nothing."""
+    short = [(1e7 + number, 1, 0.001 + 0.00037 * number) for number in range(20)]
+    jobs = workload((0.0, 1, 1.0), *short)
+    found = simulate(jobs, Nodes.of(1), Rules(POLICIES["srtf"]), decisions_max=200)
+
+    assert found.completion_s == pytest.approx(jobs.work, abs=1e-6)
+
+
 def test_jobs_that_never_fit_are_told_of() -> None:
     with pytest.raises(ValueError, match="1 jobs are left that never get a slot"):
         run(workload((0.0, 3, 1.0)), "fifo", 2)

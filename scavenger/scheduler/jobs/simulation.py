@@ -256,13 +256,19 @@ class _Simulation:
         self._arrive()
         self._turn()
 
+    @property
+    def _least_step(self) -> FloatArray:
+        """What each job does in the shortest time that can be told from none so late in a trace."""
+        step: FloatArray = self._float("rate") * np.spacing(self.now_s)
+        return step
+
     def _turn(self) -> None:
         """Jobs that are through with a stage go on with the next."""
         stages = self._workload.stages
         if stages is None:
             return
         curve, left = self._int("curve"), self._float("left")
-        slack, turned = np.maximum(self._done[self._int("job")], 0.0), False
+        slack, turned = np.maximum(self._done[self._int("job")], self._least_step), False
         while (done := (stages.ends[curve] > 0.0) & (left - stages.ends[curve] <= slack)).any():
             curve[done] += 1
             turned = True
@@ -288,7 +294,7 @@ class _Simulation:
 
     def _end(self) -> None:
         jobs = self._int("job")
-        done = self._float("left") <= self._done[jobs]
+        done = self._float("left") <= np.maximum(self._done[jobs], self._least_step)
         if not done.any():
             return
         gone = jobs[done]
