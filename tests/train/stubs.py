@@ -21,6 +21,7 @@ class StubEngine:
     leader_port = 0
     socket_dir = None
     in_doubt = False
+    sharing = None
 
     def __init__(self) -> None:
         self.names: list[str] = []

@@ -17,6 +17,7 @@ from waiting import eventually
 
 from scavenger.elastic.barrier import Barrier
 from scavenger.elastic.migration import BucketMap, Migration
+from scavenger.elastic.pieces import first_piece
 from scavenger.models.aggregation import WAITING_GRADIENTS, held_models, optimizer_copies
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.aggregation.sequencer import Sequencer
@@ -226,14 +227,12 @@ class Sequenced:
         shard.begin()
         self.to_other: list[m.Message] = []
         self.reports: list[m.Message] = []
-        self.orders: list[m.Order] = []
+        self.orders: list[m.Go] = []
         migration = Migration(BucketMap(0, 0, layout.holders), aggregators=2)
         self.sequencer = Sequencer(
             shard,
             Barrier(8, aggregators=2, in_place=in_place, migration=migration),
-            to_worker=lambda _, message: (
-                self.orders.append(message) if isinstance(message, m.Order) else None
-            ),
+            to_worker=lambda _, message: self.orders.append(message) if isinstance(message, m.Go) else None,
             to_aggregator=lambda _, message: self.to_other.append(message),
             report=self.reports.append,
             post=lambda message: None,
@@ -248,9 +247,10 @@ class Sequenced:
         self.sequencer.from_control(m.Announcement(1, members, 4, (), (), 1, 1.0, "the first"))
 
     def contribute(self, *, loss: float = 1.0, sqnorm: float = 1.0) -> None:
-        (piece,) = self.orders[-1].pieces
-        step = self.orders[-1].step + 1
-        said = m.Contributed(1, step, piece.number, 4, (0, 1), 0.1, 0.0, loss, 0.0, sqnorm=sqnorm)
+        order = self.orders[-1]
+        step = order.step + 1
+        number = first_piece(order.view) + order.piece
+        said = m.Contributed(1, step, number, 4, (0, 1), 0.1, 0.0, loss, 0.0, sqnorm=sqnorm)
         self.sequencer.from_worker("w0", said)
 
     def applied(self, step: int) -> None:

@@ -62,8 +62,8 @@ class Agents:
             for intent, spec in self.expected.items()
         )
 
-    def free(self) -> tuple[AgentStatus, ...]:
-        return tuple(vm for vm in self.vms() if vm.joined and not vm.processes)
+    def free(self, role: str) -> tuple[AgentStatus, ...]:
+        return tuple(vm for vm in self.vms() if vm.joined and not vm.processes and vm.spec.role == role)
 
     def launch(self, intent: str, config: Any, *_: object, folder: bool) -> int:
         number = len(self.sent) + len(self.launched) + 1
