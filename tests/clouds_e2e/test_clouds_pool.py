@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from cloud_jobs import CloudJob, MakeJob, assert_nothing_left
@@ -58,7 +59,8 @@ def add_node(cloud: Rented, name: str, folder: Path, env: dict[str, str]) -> Non
     place = f"{cloud.name}/{cloud.region}"
     command = ["aggregators", "add-node", name, "--place", place, "--price", "0.085", "--file", str(file)]
     subprocess.run([sys.executable, "-m", "scavenger_cli", *command], env=env, check=True)
-    machine = cloud.machines.boot(name, _NODE.format(ticket=file.read_text()))
+    # the machines of earlier tests are still there, by their names
+    machine = cloud.machines.boot(f"{name}-{uuid4().hex[:8]}", _NODE.format(ticket=file.read_text()))
     try:
         wait_for(lambda: name in {one.node.name for one in load_of(folder).nodes})
     except AssertionError:

@@ -228,17 +228,24 @@ def test_half_a_number_is_read_as_a_whole_and_warned_of(make_job: Callable[..., 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "pattern", [LOG[1].replace("val_loss", "val_accuracy"), LOG[1].replace("metric", "acc")]
-)
-def test_a_goal_whose_metric_is_never_told_ends_after_the_first_epochs(
-    make_job: Callable[..., Job], pattern: str
-) -> None:
+def test_a_goal_whose_metric_is_never_told_ends_after_the_first_epochs(make_job: Callable[..., Job]) -> None:
+    pattern = LOG[1].replace("val_loss", "val_accuracy")
     outcome = _run(make_job, _printing(), {"command": RUN, "samples": 80, "log": [LOG[0], pattern]})
 
     assert outcome.code == 6, outcome.stderr
     assert "goal.metric: " in outcome.error
     assert outcome.report["steps"] <= 75
+
+
+def test_a_goal_whose_metric_no_pattern_could_tell_is_refused(make_job: Callable[..., Job]) -> None:
+    pattern = LOG[1].replace("metric", "acc")
+    outcome = _run(make_job, _printing(), {"command": RUN, "samples": 80, "log": [LOG[0], pattern]})
+
+    assert outcome.code == 2, outcome.stderr
+    assert (
+        "no pattern of run.log has the group (?P<metric>...), so val_loss would never be seen"
+        in outcome.error
+    )
 
 
 # ---- progress bars -----------------------------------------------------------------------------------------

@@ -25,9 +25,9 @@ class _LeanKeras:
     def find_spec(
         name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name in _LEFT_OUT and getattr(
-            getattr(sys.modules.get("keras"), "__spec__", None), "_initializing", False
-        ):
+        keras_begins = getattr(getattr(sys.modules.get("keras"), "__spec__", None), "_initializing", False)
+        # PyTorch, as Keras's backend, asks whether there is such a module, and expects an answer
+        if name in _LEFT_OUT and keras_begins and "torch" not in sys.modules:
             raise ImportError(f"{name} is left out while Keras is imported")
         return None
 
