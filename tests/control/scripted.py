@@ -122,6 +122,7 @@ class Scripted:
     @property
     def engine(self) -> Any:
         return SimpleNamespace(
+            sharing=None,
             log=lambda name: Path(f"{name}.log"),
             host=lambda name: "here",
             node=lambda name: "here",

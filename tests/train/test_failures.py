@@ -100,7 +100,7 @@ def test_training_code_that_ends_its_process_is_to_blame_itself(tmp_path: Path) 
 
 def test_a_worker_that_does_not_get_ready_in_time_is_ended(tmp_path: Path) -> None:
     with (
-        Run("small:momentum", tmp_path, start_s=0.3) as run,
+        Run("small:momentum", tmp_path, start_s=0.05) as run,
         pytest.raises(TrainingHungError, match=r"limits\.start"),
     ):
         run.begin(1, 20)

@@ -155,11 +155,11 @@ line.connect(join["endpoint"])
 data, total = b"", 1
 try:
     while len(data) < total:
-        line.send(msgspec.msgpack.encode({"type": "Fetch", "offset": len(data)}))
-        chunk = msgspec.msgpack.decode(line.recv())
-        if not chunk.get("data"):
-            raise ValueError(chunk.get("reason", "no data"))
-        data, total = data + chunk["data"], min(chunk["total"], 64 << 20)
+        line.send(msgspec.msgpack.encode(["Fetch", len(data)]))
+        kind, *said = msgspec.msgpack.decode(line.recv())
+        if kind != "Chunk" or not said[2]:
+            raise ValueError(said[0] if kind == "Refused" else "no data")
+        data, total = data + said[2], min(said[1], 64 << 20)
 except Exception as error:
     sys.exit(f"scavenger: cannot fetch the package from {join['endpoint']}: {error!r}")
 if hashlib.sha256(data).hexdigest() != sha256:
