@@ -14,7 +14,7 @@ from scavenger.api.calls import Local, Remote, Source, call
 from scavenger.api.forms import WHOLE, JobKey, WorkerName
 from scavenger.api.operations import OperationAnswer, outcome
 from scavenger.api.submissions import SubmissionAnswer, submitted
-from scavenger.domain.elastic import AGGREGATORS_MAX
+from scavenger.domain.fingerprint import AGGREGATORS_MAX
 from scavenger.domain.operation import (
     REASON_MAX,
     REASON_PATTERN,

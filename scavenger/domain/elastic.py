@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
 
+from scavenger.domain.fingerprint import AGGREGATORS_MAX
 from scavenger.domain.forms import Duration, FrozenModel, did_you_mean, fault, shown
 from scavenger.domain.ranges import BATCH_MAX, WORKERS_MAX
 
@@ -17,7 +18,6 @@ LrScaling = Literal["none", "linear", "sqrt", "adascale"]
 INTERVAL_MAX = 10**6
 """Upper bound on the steps between two changes of size: no job runs for longer."""
 COUNT_MAX = 10**4
-AGGREGATORS_MAX = 16
 AggregatorPlacement = Literal["auto", "workers"]
 _STRAGGLER_WORDS = ("none", "replace")
 _THRESHOLDS = {"ewma": 0.8, "edl": 1.2}

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from scavenger.domain.elastic import AGGREGATORS_MAX
-
 _SEVERAL = re.compile(r"(?P<place>.*) with (?P<vms>\d+) aggregator VMs")
 _BESIDE = " with aggregators beside the workers"
+
+AGGREGATORS_MAX = 16
 
 BESIDE_WORKERS = AGGREGATORS_MAX + 1
 """What aggregators beside the workers of each VM count as: more VMs than a job rents for them."""

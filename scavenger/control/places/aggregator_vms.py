@@ -17,8 +17,7 @@ from scavenger.control.provisioning.model_size import recorded_size
 from scavenger.control.search.own_batch import own_batch_only
 from scavenger.domain.configuration import SearchSpace
 from scavenger.domain.curve import Choice, Infeasible
-from scavenger.domain.elastic import AGGREGATORS_MAX
-from scavenger.domain.fingerprint import BESIDE_WORKERS, Fingerprint, place_of_hardware
+from scavenger.domain.fingerprint import AGGREGATORS_MAX, BESIDE_WORKERS, Fingerprint, place_of_hardware
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError, ScavengerError
 from scavenger.models.aggregation import ModelSize

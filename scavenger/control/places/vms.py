@@ -42,8 +42,7 @@ from scavenger.control.provisioning.leader_meter import leader_of, leader_zone
 from scavenger.control.provisioning.providers import open_provider, open_verifier
 from scavenger.control.settings import settings_of, settings_path
 from scavenger.domain.configuration import Offer, SearchSpace
-from scavenger.domain.elastic import AGGREGATORS_MAX
-from scavenger.domain.fingerprint import BESIDE_WORKERS
+from scavenger.domain.fingerprint import AGGREGATORS_MAX, BESIDE_WORKERS
 from scavenger.domain.intent import FleetSpec, PlacementOption
 from scavenger.domain.job import JobSpec, ResourcesSpec
 from scavenger.domain.vm import LaunchTemplate, VmPackage

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scavenger.domain.elastic import AGGREGATORS_MAX
+from scavenger.domain.fingerprint import AGGREGATORS_MAX
 from scavenger.models.aggregation import ModelSize, optimizer_copies
 from scavenger.policy.provisioning.slots import evenly
 from scavenger.presentation.formatting import size
