@@ -327,8 +327,12 @@ class AgentServer:
         """
         with self._lock:
             session = self._sessions.get(intent)
-            role: Role = "aggregator" if config.role == "aggregator" else "worker"
-            if session is None or not self._is_free(session.status_at(self._clock()), role):
+            if session is None:
+                return 0
+            status = session.status_at(self._clock())
+            # whatever else it is, as a tenant of a pool, is what this VM is for
+            role: Role = "aggregator" if config.role == "aggregator" else status.spec.role
+            if not self._is_free(status, role):
                 return 0
             self._launches += 1
             session.launches[self._launches] = config.name
