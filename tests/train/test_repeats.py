@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -321,6 +322,19 @@ def test_what_is_out_of_the_ordinary_is_in_the_order(terms: Terms) -> None:
         terms.cautious,
         terms.loss_scale,
     )
+
+
+def test_one_that_is_no_member_yet_is_told_the_share_of_one_that_was_lost() -> None:
+    said: list[m.Message] = []
+    (instruction,) = [
+        one for one in Barrier(100).handle(Announce(1, (Member("w0", 0),), 4)) if isinstance(one, Proceed)
+    ]
+    orders = WorkerOrders(lambda _, message: said.append(message), 100)
+    orders.order(replace(instruction, worker="w1"), Terms((), False, 1.0, BucketMap(0, 0, (0,))))
+
+    order = said[-1]
+    assert isinstance(order, m.Order)
+    assert [m.piece_of(body) for body in order.pieces] == list(instruction.pieces)
 
 
 def test_a_short_order_of_an_unknown_view_or_to_no_member_has_no_pieces() -> None:

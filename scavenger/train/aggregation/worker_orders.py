@@ -78,12 +78,13 @@ class WorkerOrders:
     def _is_own_share(self, instruction: st.Proceed) -> bool:
         """Whether a worker is to train with the one share, in its first slot, that it has by the view."""
         view, pieces = instruction.view, instruction.pieces
-        if instruction.action != "train" or len(pieces) != 1:
+        rank = self._ranks.get(instruction.worker)
+        # one that is no member yet may compute the share of a worker that was lost
+        if rank is None or instruction.action != "train" or len(pieces) != 1:
             return False
         if self._cut != (view.number, instruction.step):
             self._cut = view.number, instruction.step
             self._shares = plan_step(view, instruction.step + 1, self._dataset_size).shares
-        rank = self._ranks[instruction.worker]
         return pieces[0].share == self._shares[rank] and pieces[0].slot == view.members[rank].slot
 
     def tell_map(self, buckets: BucketMap) -> None:
