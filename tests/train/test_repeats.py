@@ -7,10 +7,10 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 from hypothesis import given
@@ -330,7 +330,9 @@ def test_one_that_is_no_member_yet_is_told_the_share_of_one_that_was_lost() -> N
         one for one in Barrier(100).handle(Announce(1, (Member("w0", 0),), 4)) if isinstance(one, Proceed)
     ]
     orders = WorkerOrders(lambda _, message: said.append(message), 100)
-    orders.order(replace(instruction, worker="w1"), Terms((), False, 1.0, BucketMap(0, 0, (0,))))
+    orders.order(
+        msgspec.structs.replace(instruction, worker="w1"), Terms((), False, 1.0, BucketMap(0, 0, (0,)))
+    )
 
     order = said[-1]
     assert isinstance(order, m.Order)
