@@ -9,6 +9,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from scavenger.elastic.barrier import Barrier, BarrierPhase
 from scavenger.elastic.membership import Membership, WorkerState, worker_slot
 from scavenger.elastic.migration import Copied, Migration, MigrationEvent, MigrationInstruction, Taken
@@ -25,7 +27,7 @@ class LateIsWelcome(Barrier):
         if self.view is not None and self.phase is BarrierPhase.STEP and event.step == self.step + 1:
             mine = [piece.number for piece in self._pieces.open if piece.worker == event.worker]
             if mine:
-                event = replace(event, view=self.view.number, piece=mine[0])
+                event = msgspec.structs.replace(event, view=self.view.number, piece=mine[0])
         return super()._contribution(event)
 
 
@@ -54,7 +56,7 @@ class SomePartsSuffice(Barrier):
             return []
         follows: list[Instruction] = []
         for aggregator in self.map.participants:
-            follows += super()._contribution(replace(event, aggregator=aggregator))
+            follows += super()._contribution(msgspec.structs.replace(event, aggregator=aggregator))
         return follows[:1]
 
 
