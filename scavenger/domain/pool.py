@@ -12,7 +12,7 @@ A job of a pool is a submission. Three numbers of slots are on record of each, s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, get_args
 
@@ -121,6 +121,12 @@ class JobStanding:
     left: WorkLeft | None = None
     change_s: float | None = None
     curve: tuple[RatePoint, ...] = ()
+
+    def under(self, token: int | None) -> JobStanding:
+        """What it says of a job whose runner has this token: of an earlier runner's processes, nothing."""
+        if token == self.token:
+            return self
+        return replace(self, state="starting", held=0, obeyed=0, refusing="", ran_s=0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,9 +112,7 @@ def _standing(
         one, standing = _submission(entry), standings.get(_submission(entry).id)
         share = shares.get(one.id)
         if isinstance(entry, RunnerSeen) and standing is not None:
-            token = None if entry.lease is None else entry.lease.token
-            if standing.token != token:  # of an earlier runner
-                standing = replace(standing, state="starting", held=0, obeyed=0, refusing="")
+            standing = standing.under(None if entry.lease is None else entry.lease.token)
         since = one.submitted_at if share is None or share.at is None else share.at
         submissions[one.id] = one
         jobs.append(

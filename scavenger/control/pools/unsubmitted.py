@@ -15,12 +15,10 @@ from scavenger.domain.curve import TradeoffCurve
 from scavenger.domain.document import report_from_document
 from scavenger.domain.pool import RatePoint
 from scavenger.scheduler.jobs.forecast import NewJob
-from scavenger.scheduler.jobs.seeing import even_parts, rates_of, sizes_in, sizes_of, users_of
+from scavenger.scheduler.jobs.seeing import CHANGE_S, even_parts, rates_of, sizes_in, sizes_of, users_of
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
 
-_CHANGE_S = 5.0
-"""What a change costs a job of which nothing is known."""
 _NORMAL_90 = 1.645
 """Nine of ten normal deviates are within so many standard deviations."""
 _RUNS_LOOKED_AT = 50
@@ -51,7 +49,7 @@ def as_new_job(
         priority=priority,
         left=1.0 if points else math.nan,
         left_log_sd=log_sd,
-        change_s=_CHANGE_S,
+        change_s=CHANGE_S,
     )
     return new, found[0].id if found is not None and points else None
 

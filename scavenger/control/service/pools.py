@@ -13,16 +13,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from pydantic import ValidationError
-
-from scavenger.domain.job import JobSpec
+from scavenger.control.pools.standing import sizes_by_file
 from scavenger.domain.operation import TakeShare
 from scavenger.domain.pool import JobStanding, Pool, PoolAllotment, PoolShare, pool_of
 from scavenger.domain.submission import Backlog, RunnerSeen, Submission
 from scavenger.logs import of_job
 from scavenger.presentation.formatting import plural
 from scavenger.scheduler.jobs.moving import Move, Wanted, moves, next_allotment
-from scavenger.scheduler.jobs.seeing import PoolDecision, PoolJob, Sizes, counted, decided, sizes_in, sizes_of
+from scavenger.scheduler.jobs.seeing import PoolDecision, PoolJob, Sizes, counted, decided, sizes_in
 from scavenger.store import Store
 
 logger = logging.getLogger(__name__)
@@ -31,8 +29,6 @@ DECIDE_S = 10.0
 """A pool is decided on anew after so long, whatever happens."""
 _REST_MAX_S = 60.0
 """Longest pause until a job that has refused is asked again."""
-_NO_SIZE = Sizes(1, 1, 1)
-"""Of a job whose file cannot be read here: its runner says what is wrong."""
 
 
 @dataclass(slots=True)
@@ -166,7 +162,9 @@ class Pools:
             begin |= {move.job for move in done if move.kind == "begin"}
             waiting |= _waiting(pool, jobs, following, here, begin)
             again_s = min(again_s, decision.allotment.again_s)
-        self._ages.forget({one.id for one in _all(backlog)})
+        here_now = {one.id for one in _all(backlog)}
+        self._ages.forget(here_now)
+        self._sizes = {key: one for key, one in self._sizes.items() if key in here_now}
         self._refusals = {key: one for key, one in self._refusals.items() if key in running}
         self._seen, self._due_at = self._signature(backlog, able), self._clock() + max(0.5, again_s)
         self.waiting = waiting
@@ -215,11 +213,8 @@ class Pools:
         now: datetime,
     ) -> PoolJob:
         lives = seen is not None and not seen.ended and seen.lease is not None and alive(seen)
-        if seen is not None and (
-            seen.lease is None or standing is None or standing.token != seen.lease.token
-        ):
-            # an earlier runner wrote it: what the job has attained and its curve hold on, its processes do not
-            standing = None
+        if seen is not None and standing is not None:
+            standing = standing.under(None if seen.lease is None else seen.lease.token)
         since = one.submitted_at if share is None or share.at is None else share.at
         waits = seen is None
         job = PoolJob(
@@ -227,7 +222,7 @@ class Pools:
             one.job.user,
             one.job.priority,
             one.number,
-            self._sizes_of(pool, one),
+            self._sizes_of(one),
             self._ages.of(one.id, since, now) if waits else 0.0,
             standing,
             share,
@@ -256,15 +251,9 @@ class Pools:
                 )
         return replace(job, held_back=self._clock() < refusals.until_s)
 
-    def _sizes_of(self, pool: Pool, one: Submission) -> Sizes:
-        if pool.whole:
-            return _NO_SIZE
+    def _sizes_of(self, one: Submission) -> Sizes:
         if (sizes := self._sizes.get(one.id)) is None:
-            try:
-                sizes = sizes_of(JobSpec.model_validate(one.job.spec))
-            except ValidationError:
-                sizes = _NO_SIZE
-            self._sizes[one.id] = sizes
+            sizes = self._sizes[one.id] = sizes_by_file(one.job.spec)
         return sizes
 
 

@@ -21,7 +21,7 @@ _EXPONENT = 0.8
 """Of the number of slots, by which the rate of a job grows where nothing tells it."""
 _GANGS = frozenset({"fifo", "srtf", "tiresias", "elastic-tiresias"})
 """Policies that give a job what it asked for, or nothing."""
-_CHANGE_S = 5.0
+CHANGE_S = 5.0
 """What a change of size costs a job where nothing tells it, seconds."""
 
 
@@ -229,7 +229,7 @@ def _standing(pool: Pool, jobs: Sequence[PoolJob]) -> Standing:
         left=_real(nan if left is None else left.samples for left in lefts),
         left_log_sd=_real(0.0 if left is None else left.log_sd for left in lefts),
         change_s=_real(
-            _CHANGE_S if one is None or one.change_s is None else one.change_s for one in standings
+            CHANGE_S if one is None or one.change_s is None else one.change_s for one in standings
         ),
         fixed=np.array(
             [not job.queued and (pool.whole or job.held_back or not job.answered) for job in jobs], dtype=bool
