@@ -33,11 +33,9 @@ from enum import Enum
 from typing import Any
 
 from scavenger.elastic.leases import (
-    ApplyParts,
     BeginEpoch,
     Committed,
     EpochCommitted,
-    Event,
     Found,
     Grant,
     HolderLost,
@@ -53,6 +51,7 @@ from scavenger.elastic.leases import (
 )
 from scavenger.elastic.order import epoch_order
 from scavenger.elastic.quarantine import Quarantined, SampleRange, Suspects
+from scavenger.elastic.sealed_steps import SealedSteps
 
 _QUARANTINED_FRACTION_MAX = 0.01
 """Largest share of the samples that may be quarantined."""
@@ -75,7 +74,7 @@ class _Lease:
     stop: int
 
 
-class ShardLedger:
+class ShardLedger(SealedSteps):
     """The ledger of one job. Not thread-safe; feed it one event at a time.
 
     Args:
@@ -93,16 +92,14 @@ class ShardLedger:
     ) -> None:
         if min(sizes, default=0) < 0 or sum(sizes) < 1:
             raise ValueError("a ledger needs at least one sample")
+        super().__init__()
         self.sizes, self.seed, self.incarnation = tuple(sizes), seed, incarnation
         samples_max = max(_QUARANTINED_ALWAYS, int(sum(sizes) * _QUARANTINED_FRACTION_MAX))
         self._suspects = suspects or Suspects(samples_max=samples_max)
-        self.epoch = self.step = 0
         self._attempts = 0
         self._hosts: dict[str, str] = {}
         self._gone: set[str] = set()
         self._leases: dict[int, _Lease] = {}
-        self._sealed: Proposed | None = None
-        self._deferred: list[HolderLost] = []
         self._open(0)
 
     # ---- what is -------------------------------------------------------------------------------------------
@@ -119,7 +116,7 @@ class ShardLedger:
 
     @property
     def ended(self) -> EpochCommitted | None:
-        """The instruction sent at the epoch's end, for a new process that cannot know whether it was received."""
+        """See `SealedSteps.ended`."""
         return EpochCommitted(self.epoch, self.step, self.quarantined) if self.over else None
 
     def offset(self, shard: int) -> int:
@@ -138,27 +135,6 @@ class ShardLedger:
         return ShardStatus.QUARANTINED if whole else ShardStatus.COMMITTED
 
     # ---- what happens --------------------------------------------------------------------------------------
-
-    def handle(self, event: Event) -> list[Instruction]:
-        """Process one event; returns the resulting instructions, in order.
-
-        Raises:
-            ValueError: If a step was applied without permission, or an epoch begun out of turn.
-        """
-        match event:
-            case RequestSamples():
-                return self._ask(event)
-            case Proposed():
-                return self._proposed(event)
-            case Committed():
-                return self._committed(event)
-            case HolderLost():
-                if self._sealed is not None:
-                    self._deferred.append(event)
-                    return []
-                return self._lost(event)
-            case BeginEpoch():
-                return self._begin(event)
 
     def _ask(self, event: RequestSamples) -> list[Instruction]:
         worker = event.worker
@@ -200,17 +176,7 @@ class ShardLedger:
         reason = "the epoch is over" if self.over else "what is left is leased, or to be tried elsewhere"
         return granted or Wait(event.worker, reason)
 
-    def _proposed(self, event: Proposed) -> list[Instruction]:
-        if event == self._sealed:
-            return [ApplyParts(event.step, event.parts)]
-        if self._sealed is not None:
-            return [RefuseParts(None, f"step {self._sealed.step} is being applied")]
-        if event.step != self.step + 1 or not event.parts:
-            return [
-                RefuseParts(
-                    None, f"step {event.step} of {len(event.parts)} parts does not follow {self.step}"
-                )
-            ]
+    def _refusals(self, event: Proposed) -> list[Instruction]:
         offsets: dict[int, int] = {}
         refusals: list[Instruction] = []
         for part in event.parts:
@@ -219,10 +185,7 @@ class ShardLedger:
                 offsets[part.shard] = part.stop
             else:
                 refusals.append(RefuseParts(part, reason))
-        if refusals:
-            return refusals
-        self._sealed = event
-        return [ApplyParts(event.step, event.parts)]
+        return refusals
 
     def _refusal(self, part: LeasedSamples, offsets: dict[int, int]) -> str | None:
         """Why a part cannot be in the next step, whose parts before it end at `offsets`."""
@@ -236,15 +199,6 @@ class ShardLedger:
             return f"ends at {part.stop}, but the lease at {lease.stop}"
         return None
 
-    def _committed(self, event: Committed) -> list[Instruction]:
-        if event.step <= self.step:
-            return []
-        if self._sealed is None or (event.step, event.parts) != (self._sealed.step, self._sealed.parts):
-            raise ValueError(f"step {event.step} was not to be applied with these parts")
-        self._sealed = None
-        self._advance(event)
-        return self._settled()
-
     def _advance(self, event: Committed) -> None:
         """Advance the offsets by a committed step, also in a replay."""
         self.step = event.step
@@ -255,14 +209,6 @@ class ShardLedger:
             if lease is not None and part.stop == lease.stop:
                 del self._leases[shard]
                 self._queue(shard)
-
-    def _settled(self) -> list[Instruction]:
-        """After a seal: report the end of the epoch, and process the events that had to wait."""
-        instructions = self._if_over()
-        deferred, self._deferred = self._deferred, []
-        for event in deferred:
-            instructions += self.handle(event)
-        return instructions
 
     def _lost(self, event: HolderLost) -> list[Instruction]:
         worker = event.worker
@@ -287,14 +233,6 @@ class ShardLedger:
         for shard in leased:
             instructions += self._requeue(shard)
         return instructions if over else [*instructions, *self._if_over()]
-
-    def _begin(self, event: BeginEpoch) -> list[Instruction]:
-        if event.epoch <= self.epoch:
-            return []
-        if event.epoch != self.epoch + 1 or not self.over:
-            raise ValueError(f"epoch {event.epoch} cannot begin while {self.epoch} is under way")
-        self._open(event.epoch)
-        return self._if_over()
 
     # ---- what several events lead to -----------------------------------------------------------------------
 
@@ -348,10 +286,6 @@ class ShardLedger:
     def _grant(self, shard: int) -> Grant:
         lease = self._leases[shard]
         return Grant(lease.worker, shard, lease.attempt, self._offsets[shard], lease.stop)
-
-    def _if_over(self) -> list[Instruction]:
-        ended = self.ended
-        return [] if ended is None else [ended]
 
     # ---- in the checkpoint ---------------------------------------------------------------------------------
 

@@ -18,11 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from scavenger.elastic.leases import (
-    ApplyParts,
-    BeginEpoch,
     Committed,
     EpochCommitted,
-    Event,
     Found,
     Grant,
     HolderLost,
@@ -35,6 +32,7 @@ from scavenger.elastic.leases import (
     Wait,
 )
 from scavenger.elastic.quarantine import DEATHS_MIN, NotTheData, Quarantined
+from scavenger.elastic.sealed_steps import SealedSteps
 
 _SCOPE = 0
 """What stands for a shard in parts and grants: there is one source."""
@@ -47,7 +45,7 @@ class _Lease:
     stop: int
 
 
-class SampleQueue:
+class SampleQueue(SealedSteps):
     """The queue of one job. Not thread-safe; feed it one event at a time.
 
     Args:
@@ -65,14 +63,12 @@ class SampleQueue:
     def __init__(self, samples: int, seed: int, *, incarnation: int = 0) -> None:
         if samples < 1:
             raise ValueError("a queue needs at least one sample")
+        super().__init__()
         self.sizes, self.seed, self.incarnation = (samples,), seed, incarnation
-        self.epoch = self.step = 0
         self._attempts = 0
         self._gone: set[str] = set()
         self._shares: tuple[tuple[str, int], ...] = ()
         self._leases: dict[str, _Lease] = {}
-        self._sealed: Proposed | None = None
-        self._deferred: list[HolderLost] = []
         self._deaths: dict[int, int] = {}
         """By the first position of a lease, workers that ended by their own fault while they had it."""
         self._open(0)
@@ -92,7 +88,7 @@ class SampleQueue:
 
     @property
     def ended(self) -> EpochCommitted | None:
-        """See `ShardLedger.ended`."""
+        """See `SealedSteps.ended`."""
         return EpochCommitted(self.epoch, self.step, ()) if self.over else None
 
     # ---- what happens --------------------------------------------------------------------------------------
@@ -102,23 +98,6 @@ class SampleQueue:
         self._shares = tuple(shares)
         for worker in list(self._leases):
             self._put_back(worker)
-
-    def handle(self, event: Event) -> list[Instruction]:
-        """See `ShardLedger.handle`."""
-        match event:
-            case RequestSamples():
-                return self._ask(event)
-            case Proposed():
-                return self._proposed(event)
-            case Committed():
-                return self._committed(event)
-            case HolderLost():
-                if self._sealed is not None:
-                    self._deferred.append(event)
-                    return []
-                return self._lost(event)
-            case BeginEpoch():
-                return self._begin(event)
 
     def _ask(self, event: RequestSamples) -> list[Instruction]:
         worker = event.worker
@@ -154,31 +133,17 @@ class SampleQueue:
             self._left = _merged([*self._left, (lease.start, lease.stop)])
         return lease
 
-    def _proposed(self, event: Proposed) -> list[Instruction]:
-        if event == self._sealed:
-            return [ApplyParts(event.step, event.parts)]
-        if self._sealed is not None:
-            return [RefuseParts(None, f"step {self._sealed.step} is being applied")]
-        if event.step != self.step + 1 or not event.parts:
-            words = f"step {event.step} of {len(event.parts)} parts does not follow {self.step}"
-            return [RefuseParts(None, words)]
+    def _refusals(self, event: Proposed) -> list[Instruction]:
         held = {lease.attempt: lease for lease in self._leases.values()}
         refused: list[Instruction] = []
         for part in event.parts:
             lease = held.pop(part.attempt, None)  # no lease is in a step twice
             if lease is None or (part.start, part.stop) != (lease.start, lease.stop):
                 refused.append(RefuseParts(part, "the lease has ended" if lease is None else "another range"))
-        if refused:
-            return refused
-        self._sealed = event
-        return [ApplyParts(event.step, event.parts)]
+        return refused
 
-    def _committed(self, event: Committed) -> list[Instruction]:
-        if event.step <= self.step:
-            return []
-        if self._sealed is None or (event.step, event.parts) != (self._sealed.step, self._sealed.parts):
-            raise ValueError(f"step {event.step} was not to be applied with these parts")
-        self._sealed, self.step = None, event.step
+    def _advance(self, event: Committed) -> None:
+        self.step = event.step
         applied = {part.attempt for part in event.parts}
         for worker, lease in list(self._leases.items()):
             if lease.attempt in applied:
@@ -186,11 +151,6 @@ class SampleQueue:
                 self._done += lease.stop - lease.start
             else:
                 self._put_back(worker)
-        instructions = self._if_over()
-        deferred, self._deferred = self._deferred, []
-        for lost in deferred:
-            instructions += self.handle(lost)
-        return instructions
 
     def _lost(self, event: HolderLost) -> list[Instruction]:
         if event.worker in self._gone:
@@ -209,18 +169,6 @@ class SampleQueue:
                 )
                 found.append(Found(NotTheData(words)))
         return found
-
-    def _begin(self, event: BeginEpoch) -> list[Instruction]:
-        if event.epoch <= self.epoch:
-            return []
-        if event.epoch != self.epoch + 1 or not self.over:
-            raise ValueError(f"epoch {event.epoch} cannot begin while {self.epoch} is under way")
-        self._open(event.epoch)
-        return []
-
-    def _if_over(self) -> list[Instruction]:
-        ended = self.ended
-        return [] if ended is None else [ended]
 
     # ---- in the checkpoint ---------------------------------------------------------------------------------
 
