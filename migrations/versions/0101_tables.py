@@ -143,7 +143,7 @@ def upgrade() -> None:
         sa.Column("due_at", MOMENT, nullable=False),
         sa.Column("error", sa.Text(), nullable=False),
         sa.CheckConstraint(
-            "kind IN ('ping', 'job.done', 'job.failed', 'job.stopped', 'job.budget', 'user.budget', 'service.budget', 'vms.leftover')",
+            "kind IN ('ping', 'job.done', 'job.failed', 'job.stopped', 'job.paused', 'job.budget', 'user.budget', 'service.budget', 'vms.leftover')",
             name=op.f("ck_notifications_kind"),
         ),
         sa.CheckConstraint(

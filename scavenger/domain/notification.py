@@ -14,12 +14,14 @@ NotificationKind = Literal[
     "job.done",
     "job.failed",
     "job.stopped",
+    "job.paused",
     "job.budget",
     "user.budget",
     "service.budget",
     "vms.leftover",
 ]
 """`ping`: the webhook is new; `job.done`: `succeeded` or `target_missed`; `job.stopped`: by a limit or a person;
+`job.paused`: by its pool, and it waits for slots;
 `job.budget`: 80 % of its budget is spent; `user.budget`, `service.budget`: 80 % of what the jobs of a user, or all, may
 cost this month; `vms.leftover`: VMs were found that no job uses."""
 NOTIFICATION_KINDS: tuple[NotificationKind, ...] = get_args(NotificationKind)

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from scavenger.domain.notification import JobStanding, Notification, NotificationKind
+from scavenger.domain.operation import PAUSED_BY
 from scavenger.domain.submission import Spending
 from scavenger.masking import mask
 from scavenger.policy.admission import QueueLimits, budget_period
@@ -48,11 +49,12 @@ def job_notifications(job: JobStanding, now: datetime, *, address: str = "") -> 
         share = job.cost_usd / budget
         text = f"has spent {100.0 * share:.0f} % of its budget: {money(job.cost_usd)} of {money(budget)}"
         told.append(_of_job(job, "job.budget", job.ended_at or now, text, address, key="budget"))
-    kind = _KINDS.get(job.state)
+    paused = job.state == "interrupted" and job.error.startswith(PAUSED_BY)
+    kind = "job.paused" if paused else _KINDS.get(job.state)
     if kind is not None and job.ended_at is not None:
         took = duration((job.ended_at - job.created_at).total_seconds())
         of_budget = "" if budget is None else f" of {money(budget)}"
-        text = f"{job.state.replace('_', ' ')} after {took} for {money(job.cost_usd)}{of_budget}"
+        text = f"{'paused' if paused else job.state.replace('_', ' ')} after {took} for {money(job.cost_usd)}{of_budget}"
         if job.error:
             text += f": {job.error}"
         told.append(_of_job(job, kind, job.ended_at, text, address, key=f"end {job.attempts}"))

@@ -47,6 +47,11 @@ class TestWhatIsTold:
         assert (one.data["state"], one.data["cost_usd"], one.data["user"]) == (state, 1.0, "ann")
         assert one.data["url"] == "http://127.0.0.1:8765/jobs/c75918c9-fb0c"
 
+    def test_a_job_that_its_pool_pauses_was_not_stopped(self) -> None:
+        [one] = job_notifications(ended("interrupted", error="paused by pool gpu"), AT)
+        assert one.kind == "job.paused"
+        assert one.text == "Job digits (c75918c9) paused after 2 min for $1.00 of $5.00: paused by pool gpu"
+
     def test_nothing_of_a_plan_or_of_a_job_that_runs(self) -> None:
         assert job_notifications(JOB, AT) == job_notifications(ended("planned"), AT) == ()
 

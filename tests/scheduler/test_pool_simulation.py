@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 import pytest
@@ -112,9 +113,12 @@ def test_short_jobs_end_late_in_a_long_trace() -> None:
     assert found.completion_s == pytest.approx(jobs.work, abs=1e-6)
 
 
-def test_jobs_that_never_fit_are_told_of() -> None:
+@pytest.mark.parametrize("every_s", [0.0, 5.0])
+@pytest.mark.parametrize("starved_s", [inf, 100.0])
+def test_jobs_that_never_fit_are_told_of(every_s: float, starved_s: float) -> None:
+    jobs, rules = workload((0.0, 3, 1.0), (1.0, 1, 7.0)), Rules(POLICIES["even"], Patience(starved_s))
     with pytest.raises(ValueError, match="1 jobs are left that never get a slot"):
-        run(workload((0.0, 3, 1.0)), "fifo", 2)
+        simulate(jobs, Nodes.of(2), rules, every_s=every_s)
 
 
 def test_a_job_goes_on_with_the_curve_of_its_next_stage() -> None:

@@ -11,6 +11,7 @@ from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.measurement import Measurement
 from scavenger.domain.operation import (
+    PAUSED_BY,
     Migrate,
     Operation,
     ProfileRange,
@@ -120,7 +121,7 @@ class OperationHandler:
             self._answer(self._taken, "refused", refusal)
         elif self._pausing:
             # answered with the job's end, too
-            self._pause(f"paused by pool {self._pool}")
+            self._pause(f"{PAUSED_BY} {self._pool}")
 
     @property
     def _pausing(self) -> bool:

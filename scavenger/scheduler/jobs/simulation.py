@@ -141,7 +141,7 @@ def simulate(
             continue
         again_s = running.decide()
         next_s = running.now_s + max(again_s, _STEP_S)
-        if every_s:
+        if every_s and (again_s < inf or running.goes_on):
             next_s = (np.floor(running.now_s / every_s + _DONE) + 1.0) * every_s
     return running.run()
 
@@ -222,6 +222,12 @@ class _Simulation:
     def over(self) -> bool:
         """Whether every job has ended that ever will."""
         return self.ended == self._ends and self._arrived == len(self._workload)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether anything will happen, whatever the policy says next: a job comes, ends, or can change again."""
+        moves = (self._float("rate") > 0.0) | (self._int("fixed") > 0)
+        return self._arrived < len(self._workload) or bool(moves.any())
 
     def _int(self, name: str) -> IntArray:
         column: IntArray = self._whole[_INTEGERS[name], : self._count]

@@ -307,7 +307,7 @@ CREATE TABLE notifications (
 	due_at DATETIME NOT NULL,
 	error TEXT NOT NULL,
 	CONSTRAINT pk_notifications PRIMARY KEY (number),
-	CONSTRAINT ck_notifications_kind CHECK (kind IN ('ping', 'job.done', 'job.failed', 'job.stopped', 'job.budget', 'user.budget', 'service.budget', 'vms.leftover')),
+	CONSTRAINT ck_notifications_kind CHECK (kind IN ('ping', 'job.done', 'job.failed', 'job.stopped', 'job.paused', 'job.budget', 'user.budget', 'service.budget', 'vms.leftover')),
 	CONSTRAINT ck_notifications_state CHECK (state IN ('waiting', 'delivered', 'refused')),
 	CONSTRAINT ck_notifications_attempts CHECK (attempts >= 0),
 	CONSTRAINT uq_notifications_webhook_id UNIQUE (webhook, id)
