@@ -10,7 +10,7 @@ AGAIN := --reruns 1 --reruns-delay 5 --rerun-show-tracebacks -r fER
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-kubernetes demo-kubernetes quick install install-dev check format bench backtest chaos soak proofs simulate docs release clean
+.PHONY: help demo test test-kubernetes demo-kubernetes quick install install-dev check format bench backtest chaos soak soak-pool proofs simulate docs release clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -74,6 +74,9 @@ chaos: install-dev  ## train while processes are killed, the disk is full, the s
 soak: install-dev  ## kill PostgreSQL, servers and runners while submitted jobs run, and look for what is lost or doubled; 25 minutes
 	$(BIN)/python -m tests.control.soak --minutes 10
 	$(BIN)/python -m tests.control.soak --minutes 10 --servers 2 --kill servers,runners
+
+soak-pool: install-dev  ## kill and stop servers, runners and workers while real jobs share a pool; half an hour
+	$(BIN)/python -m tests.control.soak_pool --minutes 30
 
 proofs: install-dev  ## every failpoint crossed with every fault, and what else takes long; half an hour
 	SCAVENGER_EVERYTHING=1 $(BIN)/python -m pytest -m nightly tests

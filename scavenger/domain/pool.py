@@ -99,7 +99,8 @@ class JobStanding:
 
     Attributes:
         token: Of the runner's lease: what an earlier runner wrote says nothing of the processes of this one.
-        held: Worker processes that are there: they train, start or end.
+        held: Worker processes that are there: they train, start or end. For a moment there are more than workers,
+            while one that was lost is ended and replaced.
         obeyed: Number of the last allotment that it has answered, whether it could do as told or not.
         refusing: Why its share cannot change now; empty if it can.
         attained_slot_s: Slot-seconds that it has had, by all its runners.
@@ -108,6 +109,7 @@ class JobStanding:
         left: None if it is not known.
         change_s: Seconds of training that its last change of size cost it; None before the first.
         curve: By growing slots; empty before there is a model or a measurement.
+        size: Workers that it trains with, or is to have; None for as many as are there.
     """
 
     token: int
@@ -121,12 +123,13 @@ class JobStanding:
     left: WorkLeft | None = None
     change_s: float | None = None
     curve: tuple[RatePoint, ...] = ()
+    size: int | None = None
 
     def under(self, token: int | None) -> JobStanding:
         """What it says of a job whose runner has this token: of an earlier runner's processes, nothing."""
         if token == self.token:
             return self
-        return replace(self, state="starting", held=0, obeyed=0, refusing="", ran_s=0.0)
+        return replace(self, state="starting", held=0, obeyed=0, refusing="", ran_s=0.0, size=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from postgresql_server import Server as PostgreSQL  # noqa: E402
 from postgresql_server import running_server  # noqa: E402
 
-from scavenger.domain.submission import runner_lease  # noqa: E402
+from scavenger.domain.submission import Submission, runner_lease  # noqa: E402
 from scavenger.errors import ScavengerError, StoreUnavailableError  # noqa: E402
 from scavenger.policy.runners import STARTS_MAX  # noqa: E402
 from scavenger.store import Store  # noqa: E402
@@ -61,6 +61,7 @@ train: train:job
 search: {{workers: 1..2, batch_size: {{min: 64, max: 256}}}}
 goal: {{metric: val_accuracy, target: 0.97, max_epochs: {steps}}}
 """
+_POOLS = "[pool.local]\nslots = 4\n"
 _SERVE = (
     "import sys; from scavenger.control.service import server;"
     "server.RUNNER = ('-m', 'tests.control.soak_runner');"
@@ -81,8 +82,11 @@ class Seen:
 class Serving:
     """One `scavenger serve`, which can be killed and started again at its port."""
 
-    def __init__(self, number: int, url: str, folder: Path) -> None:
+    def __init__(
+        self, number: int, url: str, folder: Path, *, code: str = _SERVE, pools: str = _POOLS
+    ) -> None:
         self._number, self._url, self._folder = number, url, folder
+        self._code, self._pools = code, pools
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -92,11 +96,11 @@ class Serving:
         """Start it, if it does not run: a server that begins while the store is away ends at once."""
         if self.process is not None and self.process.poll() is None:
             return
-        pools = self._folder / "pools.toml"
-        pools.write_text("[pool.local]\nslots = 4\n")
+        pools = self._folder / f"pools-{self._number}.toml"
+        pools.write_text(self._pools)
         with open(self._folder / f"server-{self._number}.log", "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _SERVE, "serve", "--port", str(self.port), "--pool", str(pools)],
+                [sys.executable, "-c", self._code, "serve", "--port", str(self.port), "--pool", str(pools)],
                 env={**os.environ, "SCAVENGER_STORE": self._url, "PYTHONPATH": f"{ROOT}:{ROOT / 'cli'}"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -115,7 +119,7 @@ class Serving:
             self.process.terminate()
             self.process.wait(60)
 
-    def submit(self, token: str, job_file: Path, key: str) -> str:
+    def submit(self, token: str, job_file: Path, key: str, **given: object) -> str:
         """Submit a job; returns its id. Raises OSError or `http.client.HTTPException` without an answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         headers = {
@@ -124,7 +128,7 @@ class Serving:
             "Idempotency-Key": key,
         }
         with contextlib.closing(connection):
-            connection.request("POST", "/v1/jobs", json.dumps({"job_file": str(job_file)}), headers)
+            connection.request("POST", "/v1/jobs", json.dumps({"job_file": str(job_file), **given}), headers)
             answer = connection.getresponse()
             text = answer.read()
         if answer.status != 202:
@@ -133,7 +137,7 @@ class Serving:
 
 
 class Soak:
-    """One soak.
+    """One soak, of jobs that make steps on record.
 
     Args:
         url: The store.
@@ -143,6 +147,8 @@ class Soak:
         every_s: Time between submissions, seconds.
         rng: Decides when and what.
     """
+
+    kill_every_s, runner = KILL_EVERY_S, "tests.control.soak_runner"
 
     def __init__(
         self,
@@ -157,12 +163,15 @@ class Soak:
     ) -> None:
         self.url, self._postgresql, self._folder = url, postgresql, folder
         self._kill, self._every_s, self._rng = kill, every_s, rng
-        self.serving = [Serving(number, url, folder) for number in range(servers)]
+        self.serving = [self._server(number) for number in range(servers)]
         self.seen = Seen()
         self._over = threading.Event()
         with Store.open(url) as store:
             store.set_user("soak", "admin")
             _, self._token = store.new_token("soak", "soak")
+
+    def _server(self, number: int) -> Serving:
+        return Serving(number, self.url, self._folder)
 
     def run(self, duration_s: float) -> None:
         """Submit and kill for so long, then let the jobs end."""
@@ -186,16 +195,21 @@ class Soak:
             number += 1
             folder = self._folder / f"job-{number}"
             folder.mkdir()
-            (folder / "train.py").write_text("")
-            job_file = folder / "job.yaml"
-            job_file.write_text(_JOB.format(name=f"soak-{number}", steps=self._rng.randint(10, 60)))
-            self._submit(job_file, str(uuid.uuid4()))
+            given = self._written(folder)
+            self._submit(folder / "job.yaml", str(uuid.uuid4()), **given)
 
-    def _submit(self, job_file: Path, key: str) -> None:
+    def _written(self, folder: Path) -> dict[str, object]:
+        """Write a job into its folder; returns what is given with its submission."""
+        (folder / "train.py").write_text("")
+        job = _JOB.format(name=folder.name, steps=self._rng.randint(10, 60))
+        (folder / "job.yaml").write_text(job)
+        return {}
+
+    def _submit(self, job_file: Path, key: str, **given: object) -> None:
         until = time.monotonic() + DRAIN_S
         while True:
             try:
-                found = self._rng.choice(self.serving).submit(self._token, job_file, key)
+                found = self._rng.choice(self.serving).submit(self._token, job_file, key, **given)
             except (OSError, http.client.HTTPException):
                 self.seen.repeated += 1
                 if time.monotonic() > until:
@@ -224,7 +238,7 @@ class Soak:
                     self.seen.rss.append((time.monotonic() - begin, size))
 
     def _moments(self, kind: str) -> Iterator[None]:
-        while not self._over.wait(self._rng.uniform(*KILL_EVERY_S[kind])):
+        while not self._over.wait(self._rng.uniform(*self.kill_every_s[kind])):
             self.seen.kills[kind] += 1
             yield
 
@@ -243,8 +257,17 @@ class Soak:
     def _killing_runners(self) -> None:
         for _ in self._moments("runners"):
             with contextlib.suppress(psutil.Error, StoreUnavailableError, IndexError):  # it may end meanwhile
-                if found := [one for one in _runners(self._folder) if self._may_end(one)]:
+                if found := [one for one in self.runners() if self._may_end(one)]:
                     self._rng.choice(found).kill()
+
+    def runners(self) -> list[psutil.Process]:
+        """Runners of this soak's jobs."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if self.runner in process.cmdline() and process.cwd().startswith(str(self._folder)):
+                    found.append(process)
+        return found
 
     def _may_end(self, runner: psutil.Process) -> bool:
         """Whether a runner's job may have another one: it fails after so many in a row without a further step."""
@@ -274,10 +297,14 @@ class Soak:
                 elif (one.state, one.reason) != ("ended", "succeeded"):
                     found.append(f"job {one.job.name} is {one.state}: {one.reason}")
                 else:
-                    found += _faults_of(store, one.id, one.job.job_file)
+                    found += self._faults_of(store, one)
             if len(on_record) != len(self.seen.submitted):
                 found.append(f"{len(on_record)} submissions on record, of {len(self.seen.submitted)}")
         return found
+
+    def _faults_of(self, store: Store, one: Submission) -> list[str]:
+        """What is wrong with a job that has succeeded."""
+        return _faults_of(store, one.id, one.job.job_file)
 
     def growth(self) -> dict[str, float]:
         """RSS of the first server: medians of the second and the last fifth of the time, bytes, and the growth."""
@@ -310,18 +337,8 @@ def _faults_of(store: Store, job_id: str, job_file: str) -> list[str]:
     return found
 
 
-def _runners(folder: Path) -> list[psutil.Process]:
-    """Runners of jobs in this folder."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if "tests.control.soak_runner" in process.cmdline() and process.cwd().startswith(str(folder)):
-                found.append(process)
-    return found
-
-
 @contextmanager
-def _database(name: str, folder: Path) -> Iterator[tuple[str, PostgreSQL | None]]:
+def database_of(name: str, folder: Path) -> Iterator[tuple[str, PostgreSQL | None]]:
     if name == "sqlite":
         yield f"sqlite:///{folder}/store.db", None
         return
@@ -341,7 +358,7 @@ def soak(
     """Run a soak; returns what is wrong, and figures."""
     with (
         tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as made,
-        _database(database, Path(made)) as (url, postgresql),
+        database_of(database, Path(made)) as (url, postgresql),
     ):
         one = Soak(url, postgresql, servers, Path(made), kill=kill, every_s=every_s, rng=random.Random(seed))
         try:
@@ -350,7 +367,7 @@ def soak(
         finally:
             for server in one.serving:
                 server.end()
-            for process in _runners(Path(made)):
+            for process in one.runners():
                 process.kill()
         with Store.open(url) as store:
             starts = [each.starts.count for each in store.submissions(1_000_000)]

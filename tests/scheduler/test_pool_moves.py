@@ -117,6 +117,11 @@ class World:
         if job.asked is not None and job.asked[1] > job.workers:
             job.workers = job.asked[1]
 
+    def replace_worker(self, job: Job) -> None:
+        """A worker is lost, and another one starts while its process ends."""
+        if job.standing is not None and job.workers:
+            job.standing = replace(job.standing, held=job.workers + 1, size=job.workers)
+
     def answer(self, job: Job, *, obeys: bool) -> None:
         if job.asked is None:
             self.stand(job, obeyed=0 if job.standing is None else job.standing.obeyed)
@@ -141,7 +146,7 @@ class World:
 
     def event(self) -> None:
         running = [one for one in self.jobs if not one.queued]
-        kind = self.chance.choice(("arrive", "answer", "answer", "answer", "refuse", "grow", "die", "end"))
+        kind = self.chance.choice(("arrive", "answer", "answer", "answer", "refuse", "grow", "die", "lose", "end"))
         if kind == "arrive" or not running:
             if len(self.jobs) < 8:
                 self.arrive()
@@ -153,6 +158,8 @@ class World:
             self.die(job)
         elif kind == "grow":
             self.grow_early(job)
+        elif kind == "lose":
+            self.replace_worker(job)
         else:
             self.answer(job, obeys=kind == "answer")
 
@@ -219,6 +226,19 @@ def test_a_job_that_says_no_keeps_its_slots_and_nobody_is_promised_them() -> Non
     world.answer(first, obeys=True)
     world.decide()
     assert (first.workers, second.workers) == (2, 2)
+
+
+def test_a_worker_that_is_replaced_takes_no_further_slot() -> None:
+    world = World(Pool("gpu", 4, "even"), random.Random(0))
+    world.jobs = [Job(name, "ann", 0, at, Sizes(1, 2, 2)) for at, name in enumerate(("first", "second"))]
+    world.decide()
+    for job in world.jobs:
+        world.answer(job, obeys=True)
+    world.decide()
+    world.replace_worker(world.jobs[0])
+
+    assert world.decide() == 0
+    world.check()
 
 
 def test_the_pool_of_the_machine_is_one_jobs_at_a_time_and_none_is_stopped() -> None:

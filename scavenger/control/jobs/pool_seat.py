@@ -80,8 +80,9 @@ class PoolSeat:
     def look(self, workflow: JobWorkflow, operations: OperationHandler, *, pausing: bool) -> None:
         """Look how the job stands, about once a second, on the training thread."""
         trainer, before = workflow.trainer, self._now
-        held = max(trainer.wanted, sum(trainer.supervisor.existing.values()))
-        now = replace(before, held=held, obeyed=operations.obeyed, refusing=operations.refusing)
+        size = trainer.wanted
+        held = max(size, sum(trainer.supervisor.existing.values()))
+        now = replace(before, held=held, size=size, obeyed=operations.obeyed, refusing=operations.refusing)
         if pausing:
             now = replace(now, state="pausing")
         elif trainer.configuration is None:
@@ -91,8 +92,8 @@ class PoolSeat:
             now = replace(now, state="searching" if searches else "ending")
         else:
             now = replace(now, state="changing" if operations.waiting else "training")
-        told = (before.state, before.held, before.obeyed, before.refusing)
-        differs = told != (now.state, now.held, now.obeyed, now.refusing)
+        told = (before.state, before.held, before.size, before.obeyed, before.refusing)
+        differs = told != (now.state, now.held, now.size, now.obeyed, now.refusing)
         if differs or self._clock() - self._curve_at > _CURVE_S:
             self._curve_at = self._clock()
             stall = trainer.stall

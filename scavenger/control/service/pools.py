@@ -112,7 +112,7 @@ class Pools:
                     seen.submission.id,
                     seen.submission.cancelling,
                     seen.ended,
-                    None if one is None else (one.token, one.state, one.held, one.obeyed, one.refusing),
+                    None if one is None else (one.token, one.state, one.held, one.size, one.obeyed, one.refusing),
                 )
             )
         return tuple(rows), frozenset(able)

@@ -139,8 +139,9 @@ def seen_of(pool: Pool, jobs: Sequence[PoolJob], number: int = 0) -> PoolSeen:
 def counted(pool: Pool, job: PoolJob) -> PoolShare | None:
     """The share of a job by what it has answered; None if it has none.
 
-    When it has answered, it has what it holds: fewer than it may, if it has chosen so or could not keep more workers
-    alive; more, if it has refused to give them back.
+    When it has answered, it has what it trains with: fewer than it may, if it has chosen so or could not keep more
+    workers alive; more, if it has refused to give them back. What counts never grows by what a job says: one more
+    process than workers, while a lost one is replaced, takes nobody else's slot.
     """
     share, one = job.share, job.standing
     if share is None:
@@ -149,9 +150,10 @@ def counted(pool: Pool, job: PoolJob) -> PoolShare | None:
         return replace(share, told=0, counts=0)
     if one is None or pool.whole:
         return replace(share, counts=max(share.counts, share.told))
-    if job.answered and one.held > 0:
-        return replace(share, told=one.held, counts=one.held)
-    return replace(share, counts=max(share.counts, share.told, one.held))
+    size = one.held if one.size is None else one.size
+    if job.answered and size > 0:
+        return replace(share, told=size, counts=max(size, min(one.held, share.counts)))
+    return replace(share, counts=max(share.counts, share.told))
 
 
 @dataclass(frozen=True, slots=True)
