@@ -53,6 +53,7 @@ class SharingJob:
         start_s, end_s: From now.
         usd: From now on.
         why: Why it has so many slots, or none.
+        late: Why it has not done what it was told within its `limits.change`; empty if it has, or may still.
     """
 
     id: str | None
@@ -67,6 +68,7 @@ class SharingJob:
     end_s: Span
     usd: Span
     why: str
+    late: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +354,7 @@ def shared(
                 end_s=end,
                 usd=usd,
                 why=why + (_promoted(pool, row, slots[job.id]) if told else ""),
+                late=job.share.late if mine and job.share is not None else "",
             )
         )
     further = () if pool.pool.whole or not seen.jobs else further_slot(seen, rules, 0)

@@ -282,6 +282,11 @@ class LimitsSpec(FrozenModel):
         default=600.0,
         description="Longest time that the store may be out of service before the job ends, with a checkpoint.",
     )
+    change: Duration = Field(
+        default=120.0,
+        description="How long a job of a pool may take for a change of its share before it is named and its runner "
+        "asked whether it works.",
+    )
     leader: Duration = Field(
         default=3600.0,
         description="How long the leader's VM stays after the end of its job, unless its result is fetched before.",

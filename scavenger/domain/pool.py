@@ -142,6 +142,7 @@ class PoolShare:
         level: Its queue, as its policy last said.
         promoted_slot_s: What it had attained when it was promoted last; 0 if it never was.
         at: When `told` became, or ceased to be, 0: since then it waits, or has slots. None if it never had any.
+        late: Why it has not done what it was told within its `limits.change`; empty if it has, or may still.
     """
 
     slots: int
@@ -152,6 +153,7 @@ class PoolShare:
     level: int = 0
     promoted_slot_s: float = 0.0
     at: datetime | None = None
+    late: str = ""
 
 
 @dataclass(frozen=True, slots=True)

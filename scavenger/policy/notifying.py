@@ -54,7 +54,8 @@ def job_notifications(job: JobStanding, now: datetime, *, address: str = "") -> 
     if kind is not None and job.ended_at is not None:
         took = duration((job.ended_at - job.created_at).total_seconds())
         of_budget = "" if budget is None else f" of {money(budget)}"
-        text = f"{'paused' if paused else job.state.replace('_', ' ')} after {took} for {money(job.cost_usd)}{of_budget}"
+        state = "paused" if paused else job.state.replace("_", " ")
+        text = f"{state} after {took} for {money(job.cost_usd)}{of_budget}"
         if job.error:
             text += f": {job.error}"
         told.append(_of_job(job, kind, job.ended_at, text, address, key=f"end {job.attempts}"))

@@ -37,9 +37,14 @@ class KeepRunner:
 
 @dataclass(frozen=True, slots=True)
 class AskRunner:
-    """Ask the process that holds the lease whether it works, and end it if it does not answer."""
+    """Ask the process that holds the lease whether it works, and end it if it does not answer.
+
+    Attributes:
+        job: Whether its job is to work, too, and not only what renews its lease.
+    """
 
     reason: str
+    job: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +122,7 @@ class Silences:
 
 
 def follow_runner(
-    seen: RunnerSeen, holder: Holder, *, silent_s: float, since_start_s: float
+    seen: RunnerSeen, holder: Holder, *, silent_s: float, since_start_s: float, late: str = ""
 ) -> RunnerDecision:
     """Decide what follows.
 
@@ -130,11 +135,14 @@ def follow_runner(
         holder: Whether the holder of the lease lives.
         silent_s: Time since the lease was last seen to be renewed; see `Silences`.
         since_start_s: Time since this server started the last runner; infinite if it started none.
+        late: Why its job has not done what its pool asked for; empty if it has, or was asked about a moment ago.
     """
     one = seen.submission
     if holder == "alive":
         if silent_s > SILENT_S:
             return AskRunner(f"it has not renewed its lease for {silent_s:.0f} s")
+        if late:
+            return AskRunner(late, job=True)
         return KeepRunner("it renews its lease")
     if holder == "unseen" and silent_s <= SILENT_S:
         return KeepRunner("it may live, and was not silent for long")

@@ -106,7 +106,7 @@ class PoolSoak(Soak):
 
     kill_every_s: ClassVar[Mapping[str, tuple[float, float]]] = {
         **soak.KILL_EVERY_S,
-        "servers": (10.0, 40.0),
+        "servers": (20.0, 60.0),
         "runners": (8.0, 25.0),
         "workers": (3.0, 12.0),
         "stops": (4.0, 15.0),

@@ -309,7 +309,7 @@ class TestSilentRunners:
             server.tick()
 
     def test_one_that_does_not_answer_is_ended(self, store: Store, server: Server, clock: Clock) -> None:
-        with _holder(store, answers=False) as process:
+        with _holder(store) as process:
             self.run_for(server, clock, SILENT_S)
             assert process.poll() is None
             self.run_for(server, clock, 15.0)
@@ -318,14 +318,23 @@ class TestSilentRunners:
     def test_one_that_answers_goes_on_though_it_cannot_renew_its_lease(
         self, store: Store, server: Server, clock: Clock
     ) -> None:
-        with _holder(store, answers=True) as process:
+        with _holder(store, 1.0, 2.0 * SILENT_S) as process:  # its job is its own matter
             self.run_for(server, clock, 4 * SILENT_S)
             assert process.poll() is None
+
+    def test_one_whose_job_does_not_do_what_its_pool_asks_for_is_ended_if_it_does_not_work(
+        self, store: Store, server: Server, clock: Clock
+    ) -> None:
+        with _holder(store, 1.0, 2.0 * SILENT_S) as process:
+            (one,) = store.submissions()
+            server._pools.late = {one.id: "it has not become 2 workers"}
+            self.run_for(server, clock, 5.0)
+            assert process.wait(10.0) == -signal.SIGKILL
 
     def test_a_store_that_was_away_and_a_machine_that_slept_end_nobody(
         self, store: Store, server: Server, clock: Clock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        with _holder(store, answers=False) as process:
+        with _holder(store) as process:
             self.run_for(server, clock, SILENT_S - 10.0)
             clock.at += 90.0  # both were suspended
             self.run_for(server, clock, SILENT_S - 10.0)
@@ -388,17 +397,17 @@ from scavenger.control.provisioning.lease_holder import holder_name
 from scavenger.control.service.life import answering
 from contextlib import ExitStack
 with ExitStack() as stack:
-    if sys.argv[1] == "True":
-        stack.enter_context(answering(lambda: 1.0))
+    if idle := [float(each) for each in sys.argv[1:]]:
+        stack.enter_context(answering(*(lambda each=each: each for each in idle)))
     print(holder_name(), flush=True)
     sys.stdin.read()
 """
 
 
 @contextmanager
-def _holder(store: Store, *, answers: bool) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds the lease of a submission's runner as long as the block."""
-    command = [sys.executable, "-c", _HOLDER, str(answers)]
+def _holder(store: Store, *idle_s: float) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the lease of a submission's runner as long as the block, and answers this, if anything."""
+    command = [sys.executable, "-c", _HOLDER, *map(str, idle_s)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -57,6 +57,11 @@ def test_one_that_cannot_be_seen_is_replaced_when_it_was_silent_for_long_and_nev
     assert follow(SEEN, "unseen", silent_s=SILENT_S + 1) == StartRunner()
 
 
+def test_one_whose_job_is_late_is_asked_whether_the_job_works() -> None:
+    late = follow_runner(SEEN, "alive", silent_s=1.0, since_start_s=1.0, late="it has not been paused")
+    assert late == AskRunner("it has not been paused", job=True)
+
+
 def test_one_that_dies_while_it_gives_its_slots_back_waits_in_the_queue_unless_its_job_has_ended() -> None:
     pausing = replace(SEEN, pausing=True)
 

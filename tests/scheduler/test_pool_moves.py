@@ -146,7 +146,9 @@ class World:
 
     def event(self) -> None:
         running = [one for one in self.jobs if not one.queued]
-        kind = self.chance.choice(("arrive", "answer", "answer", "answer", "refuse", "grow", "die", "lose", "end"))
+        kind = self.chance.choice(
+            ("arrive", "answer", "answer", "answer", "refuse", "grow", "die", "lose", "end")
+        )
         if kind == "arrive" or not running:
             if len(self.jobs) < 8:
                 self.arrive()

@@ -94,7 +94,7 @@ def pool_text(one: pools.SharedPool) -> Iterator[RenderableType]:
 
 
 def coming(one: pools.SharedPool) -> Iterator[RenderableType]:
-    """What comes of the jobs of a pool, as a table."""
+    """What comes of the jobs of a pool, as a table, and which of them do not do what they were told."""
     aggregators = any(job.aggregators for job in one.jobs)
     grid = render.table(
         ("job", "left"),
@@ -122,6 +122,9 @@ def coming(one: pools.SharedPool) -> Iterator[RenderableType]:
             ranged(job.usd, money, money_range),
         )
     yield grid
+    for job in one.jobs:
+        if job.late:
+            yield Text(f"{title(job.id, job.name)}: {clean(job.late)}")
 
 
 def explain(job: RunningJob, store_url: StoreOption = None, output: OutputOption = Output.TEXT) -> int:

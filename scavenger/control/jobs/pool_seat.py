@@ -46,7 +46,7 @@ class PoolSeat:
         self._clock = clock
         self._began_at = self._counted_at = clock()
         self._attained_slot_s = attained_slot_s
-        self._curve_at = float("-inf")
+        self._curve_at, self._looked_at = float("-inf"), clock()
         self._now = JobStanding(token, "starting", share.told, share.since)
 
     # ---- what the job may have -----------------------------------------------------------------------------
@@ -79,6 +79,7 @@ class PoolSeat:
 
     def look(self, workflow: JobWorkflow, operations: OperationHandler, *, pausing: bool) -> None:
         """Look how the job stands, about once a second, on the training thread."""
+        self._looked_at = self._clock()
         trainer, before = workflow.trainer, self._now
         size = trainer.wanted
         held = max(size, sum(trainer.supervisor.existing.values()))
@@ -107,6 +108,11 @@ class PoolSeat:
         self._now = now
         if differs:
             self.changed.set()
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the training thread has last looked how the job stands; 0 while it has something else to do."""
+        return self._clock() - self._looked_at if self._now.state in ("training", "changing") else 0.0
 
     def pausing(self) -> None:
         """Say that the job saves, and gives all its slots back."""

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from scavenger.cloud.local import LocalCloud
 from scavenger.control.settings import load_settings
 from scavenger.domain.curve import FloatArray
-from scavenger.domain.job import JobSpec
+from scavenger.domain.job import JobSpec, LimitsSpec
 from scavenger.domain.pool import MACHINE, JobStanding, Pool, PoolAllotment, RatePoint, pool_of
 from scavenger.domain.pool_settings import pools_of
 from scavenger.domain.submission import RunnerSeen, Submission
@@ -133,6 +133,14 @@ def _standing(
 
 def _submission(seen: Submission | RunnerSeen) -> Submission:
     return seen.submission if isinstance(seen, RunnerSeen) else seen
+
+
+def change_limit_s(spec: Mapping[str, Any]) -> float:
+    """How long a submitted job may take for a change of its share."""
+    try:
+        return JobSpec.model_validate(spec).limits.change
+    except ValidationError:  # of another version
+        return LimitsSpec().change
 
 
 def sizes_by_file(spec: Mapping[str, Any]) -> Sizes:

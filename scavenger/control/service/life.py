@@ -32,8 +32,8 @@ def _address(process: Owner) -> str:
 
 
 @contextmanager
-def answering(idle_s: Callable[[], float]) -> Iterator[None]:
-    """Answer, within the block, how long ago this process last tried to renew its lease.
+def answering(*idle_s: Callable[[], float]) -> Iterator[None]:
+    """Answer, within the block, how long ago this process last tried to renew its lease, and what else is asked for.
 
     Where no socket can be made, nothing answers, and renewals alone show that the process works.
     """
@@ -56,7 +56,7 @@ def answering(idle_s: Callable[[], float]) -> Iterator[None]:
             thread.join()
 
 
-def _answer(listener: socket.socket, idle_s: Callable[[], float], ended: threading.Event) -> None:
+def _answer(listener: socket.socket, idle_s: tuple[Callable[[], float], ...], ended: threading.Event) -> None:
     while not ended.is_set():
         try:
             connection, _ = listener.accept()
@@ -64,11 +64,15 @@ def _answer(listener: socket.socket, idle_s: Callable[[], float], ended: threadi
             ended.wait(_AGAIN_S)
             continue
         with connection, suppress(OSError):
-            connection.sendall(f"{idle_s():.1f}".encode())
+            connection.sendall(" ".join(f"{each():.1f}" for each in idle_s).encode())
 
 
-def idle_of(holder: str) -> float | None:
-    """Seconds since the holder of a runner's lease last tried to renew it, as it says; None if it does not answer."""
+def idle_of(holder: str) -> tuple[float, ...] | None:
+    """Seconds since the holder of a runner's lease last tried to renew it, as it says, and since its job last worked.
+
+    Returns:
+        None if it does not answer.
+    """
     process = process_of(holder)
     if process is None:
         return None
@@ -78,6 +82,6 @@ def idle_of(holder: str) -> float | None:
             asking.connect(_address(process))
             if peer_of(asking) != (process.pid, os.getuid()):
                 return None
-            return float(asking.recv(64).decode())
+            return tuple(map(float, asking.recv(64).decode().split())) or None
         except (OSError, ValueError):
             return None

@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from scavenger.control.pools.standing import sizes_by_file
+from scavenger.control.pools.standing import change_limit_s, sizes_by_file
 from scavenger.domain.operation import TakeShare
 from scavenger.domain.pool import JobStanding, Pool, PoolAllotment, PoolShare, pool_of
 from scavenger.domain.submission import Backlog, RunnerSeen, Submission
 from scavenger.logs import of_job
-from scavenger.presentation.formatting import plural
+from scavenger.presentation.formatting import duration, plural
 from scavenger.scheduler.jobs.moving import Move, Wanted, moves, next_allotment
 from scavenger.scheduler.jobs.seeing import PoolDecision, PoolJob, Sizes, counted, decided, sizes_in
 from scavenger.store import Store
@@ -32,11 +32,21 @@ _REST_MAX_S = 60.0
 
 
 @dataclass(slots=True)
-class _Refusals:
-    """What a job was asked for, and how often it came to nothing."""
+class _Asked:
+    """What a job was asked for, and what came of it.
 
-    asked: int = -1
-    count: int = 0
+    Attributes:
+        slots: That it was asked for last.
+        since_s: When it was first asked for what it has not done.
+        answered: Whether it has answered since it was asked last.
+        refused: How often in a row it came to nothing.
+        until_s: It is not asked again before.
+    """
+
+    slots: int
+    since_s: float
+    answered: bool = False
+    refused: int = 0
     until_s: float = -math.inf
 
 
@@ -79,6 +89,10 @@ class Pools:
     Args:
         pools: By name.
         clock: Monotonic seconds.
+
+    Attributes:
+        waiting: Why submissions wait, by their ids, as last decided.
+        late: Why jobs have not done what they were told for longer than their limits, by their ids.
     """
 
     def __init__(
@@ -87,10 +101,12 @@ class Pools:
         self._store, self._pools, self._clock = store, pools, clock
         self._sizes: dict[str, Sizes] = {}
         self._ages = _Ages(clock)
-        self._refusals: dict[str, _Refusals] = {}
+        self._limits_s: dict[str, float] = {}
+        self._asked: dict[str, _Asked] = {}
         self._seen: object = None
         self._due_at = -math.inf
         self.waiting: Mapping[str, str] = {}
+        self.late: Mapping[str, str] = {}
 
     def due(self, backlog: Backlog, able: Collection[str]) -> bool:
         """Whether something has happened since the last decision, or it was long ago.
@@ -112,7 +128,9 @@ class Pools:
                     seen.submission.id,
                     seen.submission.cancelling,
                     seen.ended,
-                    None if one is None else (one.token, one.state, one.held, one.size, one.obeyed, one.refusing),
+                    None
+                    if one is None
+                    else (one.token, one.state, one.held, one.size, one.obeyed, one.refusing),
                 )
             )
         return tuple(rows), frozenset(able)
@@ -138,6 +156,7 @@ class Pools:
         begin: set[str] = set()
         told: list[str] = []
         waiting: dict[str, str] = {}
+        late: dict[str, str] = {}
         again_s = DECIDE_S
         for name in sorted({_pool(one) for one in _all(backlog)} | set(self._pools)):
             if not name:
@@ -159,15 +178,20 @@ class Pools:
             ]
             decision, done, following = self._decided(pool, jobs, last, here, now)
             told += self._tell(name, done, following)
+            self._asked = {
+                key: one for key, one in self._asked.items() if key in told or not _at_rest(key, jobs)
+            }
             begin |= {move.job for move in done if move.kind == "begin"}
             waiting |= _waiting(pool, jobs, following, here, begin)
+            late |= {job.id: job.share.late for job in jobs if job.share is not None and job.share.late}
             again_s = min(again_s, decision.allotment.again_s)
         here_now = {one.id for one in _all(backlog)}
         self._ages.forget(here_now)
         self._sizes = {key: one for key, one in self._sizes.items() if key in here_now}
-        self._refusals = {key: one for key, one in self._refusals.items() if key in running}
+        self._limits_s = {key: one for key, one in self._limits_s.items() if key in running}
+        self._asked = {key: one for key, one in self._asked.items() if key in running}
         self._seen, self._due_at = self._signature(backlog, able), self._clock() + max(0.5, again_s)
-        self.waiting = waiting
+        self.waiting, self.late = waiting, late
         return PoolsDecided(frozenset(begin), waiting, tuple(told))
 
     def _decided(
@@ -196,8 +220,8 @@ class Pools:
         for move in done:
             if move.kind == "begin":
                 continue
-            refusals = self._refusals.setdefault(move.job, _Refusals())
-            refusals.asked = move.slots
+            asked = self._asked.setdefault(move.job, _Asked(move.slots, self._clock()))
+            asked.slots, asked.answered = move.slots, False
             self._store.submit_operation(move.job, TakeShare(move.slots, allotment.number), f"pool {name}")
             told.append(move.job)
         return told
@@ -229,27 +253,48 @@ class Pools:
             queued=waits,
             held_back=not waits and (not lives or one.cancelling or self._busy(one.id)),
         )
-        return job if waits or job.held_back else self._heard(pool, job)
+        if waits:
+            return job
+        heard = job if job.held_back else self._heard(pool, job)
+        return heard if share is None else replace(heard, share=replace(share, late=self._late(one, heard)))
 
     def _busy(self, job_id: str) -> bool:
         return self._store.open_operation(job_id) is not None
 
     def _heard(self, pool: Pool, job: PoolJob) -> PoolJob:
         """The job, held back for a while if it has not done what it was asked for."""
-        refusals = self._refusals.get(job.id)
-        if refusals is None or not job.answered:
+        asked = self._asked.get(job.id)
+        if asked is None or not job.answered:
             return job
         settled = counted(pool, job)
-        if refusals.asked >= 0 and settled is not None:
-            refused = settled.told != refusals.asked
-            refusals.count = refusals.count + 1 if refused else 0
-            rest_s = min(_REST_MAX_S, 2.0**refusals.count) if refused else 0.0
-            refusals.asked, refusals.until_s = -1, self._clock() + rest_s
+        if not asked.answered and settled is not None:
+            refused = settled.told != asked.slots
+            asked.refused = asked.refused + 1 if refused else 0
+            rest_s = min(_REST_MAX_S, 2.0**asked.refused) if refused else 0.0
+            asked.answered, asked.until_s = True, self._clock() + rest_s
             if refused:
                 of_job(logger, job.id).warning(
                     "the job did not take its share, and is asked again in %.0f s", rest_s
                 )
-        return replace(job, held_back=self._clock() < refusals.until_s)
+        return replace(job, held_back=self._clock() < asked.until_s)
+
+    def _late(self, one: Submission, job: PoolJob) -> str:
+        """Why the job has not done what it was told for longer than its limit; empty if it has, or may still."""
+        share, asked, now_s = job.share, self._asked.get(one.id), self._clock()
+        if asked is None and job.awaited and share is not None:  # by an earlier server
+            asked = self._asked[one.id] = _Asked(share.told, now_s)
+        if share is None or asked is None or not (job.awaited or asked.refused):
+            return ""
+        if one.id not in self._limits_s:
+            self._limits_s[one.id] = change_limit_s(one.job.spec)
+        if now_s - asked.since_s <= self._limits_s[one.id]:
+            return ""
+        aim = f"become {plural(asked.slots, 'worker')}" if asked.slots else "been paused"
+        words = f"for more than {duration(self._limits_s[one.id])} it has not {aim}"
+        if job.awaited:
+            return f"{words}: it has not answered allotment {share.since}"
+        answers = self._store.operations(one.id, limit=1)
+        return f"{words}: {answers[-1].message if answers else 'it could not'}"
 
     def _sizes_of(self, one: Submission) -> Sizes:
         if (sizes := self._sizes.get(one.id)) is None:
@@ -261,6 +306,11 @@ def _all(backlog: Backlog) -> list[Submission]:
     """All submissions, in the order in which they came."""
     found = [*backlog.queued, *(seen.submission for seen in backlog.running)]
     return sorted(found, key=lambda one: one.number)
+
+
+def _at_rest(job_id: str, jobs: Sequence[PoolJob]) -> bool:
+    """Whether a job can change, and has done all that it was asked for."""
+    return any(job.id == job_id and job.answered and not job.held_back for job in jobs)
 
 
 def _pool(one: Submission) -> str:

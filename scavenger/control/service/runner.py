@@ -80,8 +80,12 @@ class Runner:
         A job that cannot begin at this moment goes back into the queue, and so does one that its store was too long
         out of service for.
         """
-        with answering(lambda: time.monotonic() - self._tried_at):
+        with answering(lambda: time.monotonic() - self._tried_at, self._idle_s):
             return self._run()
+
+    def _idle_s(self) -> float:
+        """Seconds since the job last worked, as far as its pool has to know."""
+        return 0.0 if self._seat is None else self._seat.idle_s
 
     def _run(self) -> int:
         renewing = threading.Thread(target=self._keep_lease, name="lease", daemon=True)

@@ -165,7 +165,7 @@ class Server:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._started_at: dict[str, float] = {}
         self._silences = Silences()
-        self._reasons: dict[str, str] = {}
+        self._late_at: dict[str, float] = {}
 
     # ---- its own place -------------------------------------------------------------------------------------
 
@@ -376,19 +376,22 @@ class Server:
         of_job(logger, one.id).info("runner %d started", self._children[one.id].pid)
 
     def _follow(self, seen: RunnerSeen, silent_s: float) -> None:
-        one = seen.submission
+        one, now_s = seen.submission, self._clock()
+        due = now_s - self._late_at.get(one.id, -math.inf) > SILENT_S
         decision = follow_runner(
             seen,
             self._state_of(seen),
             silent_s=silent_s,
             since_start_s=self._since_start_s(one.id),
+            late=self._pools.late.get(one.id, "") if due else "",
         )
         match decision:
-            case AskRunner(reason):
-                idle_s = None if seen.lease is None else idle_of(seen.lease.holder)
-                if idle_s is not None and idle_s <= SILENT_S:
+            case AskRunner(reason, job=job):
+                idle = None if seen.lease is None else idle_of(seen.lease.holder)
+                if idle is not None and (max(idle) if job else idle[0]) <= SILENT_S:
                     of_job(logger, one.id).warning("its runner works, although %s", reason)
-                    self._silences.answered(one.id, self._clock())
+                    self._late_at[one.id] = now_s
+                    self._silences.answered(one.id, now_s)
                     return
                 of_job(logger, one.id).warning("its runner is ended: %s, and does not answer", reason)
                 self._kill(seen)
@@ -446,6 +449,7 @@ class Server:
         for job_id in list(self._children):
             if self._children[job_id].poll() is not None and job_id not in running:
                 del self._children[job_id]
+        self._late_at = {key: at for key, at in self._late_at.items() if key in running}
 
 
 def _began_before(store: Store, one: Submission) -> Path | None:

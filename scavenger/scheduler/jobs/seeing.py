@@ -75,6 +75,17 @@ class PoolJob:
             and one.obeyed >= self.share.since
         )
 
+    @property
+    def awaited(self) -> bool:
+        """Whether it has still to answer what it was told last: workers start or end, or it saves."""
+        one = self.standing
+        return (
+            one is not None
+            and self.share is not None
+            and one.state in ("training", "changing", "pausing")
+            and one.obeyed < self.share.since
+        )
+
 
 def sizes_of(job: JobSpec) -> Sizes:
     """The sizes of a job by its file: those of `elastic`; it asks for the largest that it would search."""

@@ -1,0 +1,212 @@
+"""Pools of a server at a real store; what jobs answer is written as their runners write it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from scavenger.control.service.pools import DECIDE_S, Pools, PoolsDecided
+from scavenger.domain.intent import Fence
+from scavenger.domain.operation import TakeShare
+from scavenger.domain.pool import JobStanding, Pool, PoolShare
+from scavenger.domain.submission import NewSubmission, Submission, runner_lease
+from scavenger.store import Store
+from scavenger.store.records import OperationRecord
+
+CHANGE_S = 120.0
+"""The default of `limits.change`."""
+POOL = Pool("gpu", 4, "even")
+
+
+@dataclass
+class World:
+    """A server's pools, and jobs whose runners are this process."""
+
+    store: Store
+    pool: Pool = POOL
+    at_s: float = 1000.0
+    fences: dict[str, Fence] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.serve()
+
+    def serve(self) -> None:
+        """Another server, which knows nothing but what is on record."""
+        self.pools = Pools(self.store, {self.pool.name: self.pool}, clock=lambda: self.at_s)
+
+    def submit(self, name: str, least: int = 1, most: int = 4, **given: object) -> Submission:
+        spec = {
+            "version": 1,
+            "name": name,
+            "train": "train:job",
+            "infra": f"pool/{self.pool.name}",
+            "goal": {"max_epochs": 1},
+            "search": {"workers": [least, most], "batch_size": [32]},
+            "elastic": {"min": least, "max": most},
+        }
+        new = NewSubmission(
+            name, {**spec, **given}, f"/nowhere/{name}.yaml", "ann", socket.gethostname(), os.getuid()
+        )
+        return self.store.submit(new)
+
+    def decide(self) -> PoolsDecided:
+        """One decision after the time between two, recorded and acted upon."""
+        self.at_s += DECIDE_S
+        store = self.store
+        with store.together():
+            backlog = store.backlog(socket.gethostname(), os.getuid(), None)
+            able = {one.id for one in backlog.queued}
+            found = self.pools.decide(backlog, able, lambda seen: True, datetime.now(UTC))
+            for job_id in found.begin:
+                lease = store.start_runner(job_id, "here/1/1", store.lease(runner_lease(job_id)))
+                assert lease is not None
+                self.fences[job_id] = lease.fence
+        for job_id in found.begin:
+            if not store.has_job(job_id):
+                store.create_job("job", spec={}, job_file="/nowhere/job.yaml", job_id=job_id)
+            self.stand(job_id, self.share(job_id).told)
+        return found
+
+    def share(self, job_id: str) -> PoolShare:
+        last = self.store.allotment(self.pool.name)
+        assert last is not None
+        return last.shares[job_id]
+
+    def stand(self, job_id: str, size: int, obeyed: int | None = None) -> None:
+        """Train with so many workers; obeyed is the number of the last allotment unless it is given."""
+        fence = self.fences[job_id]
+        number = self.share(job_id).since if obeyed is None else obeyed
+        standing = JobStanding(fence.token, "training", size, number, size=size)
+        assert self.store.stand(fence, job_id, standing)
+
+    def asked(self, job_id: str) -> OperationRecord:
+        found = self.store.next_operation(job_id)
+        assert found is not None
+        return found
+
+    def answer(self, job_id: str, size: int, *, refusal: str = "") -> TakeShare:
+        """Answer what was asked for last, with so many workers."""
+        record = self.asked(job_id)
+        self.store.end_operation(record.id, "refused" if refusal else "done", refusal)
+        assert isinstance(record.operation, TakeShare)
+        self.stand(job_id, size, record.operation.allotment)
+        return record.operation
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with Store.open(f"sqlite:///{tmp_path}/scavenger.db") as store:
+        yield World(store)
+
+
+def both(world: World) -> tuple[Submission, Submission]:
+    """The first has all slots and was told to give two back; the second waits for them."""
+    first = world.submit("first")
+    world.decide()
+    second = world.submit("second")
+    world.decide()
+    return first, second
+
+
+def test_a_job_that_does_not_answer_keeps_its_slots_and_is_named_after_its_limit(world: World) -> None:
+    first, second = both(world)
+
+    for _ in range(int(CHANGE_S / DECIDE_S)):
+        assert world.decide().begin == frozenset()
+    assert world.pools.late == {}
+    assert world.decide().begin == frozenset()
+
+    cause = f"it has not answered allotment {world.share(first.id).since}"
+    words = f"for more than 2 min it has not become 2 workers: {cause}"
+    assert world.pools.late == {first.id: words}
+    assert world.share(first.id).late == words
+    assert (world.share(first.id).counts, world.share(second.id).counts) == (4, 0)
+    number = world.store.allotments("gpu")[0].number
+    for _ in range(3):
+        world.decide()
+    assert world.store.allotments("gpu")[0].number == number, "it is on record once"
+
+    world.answer(first.id, 2)
+    assert world.decide().begin == {second.id}
+    assert (world.pools.late, world.share(first.id).late) == ({}, "")
+
+
+def test_a_job_that_says_no_is_asked_again_with_growing_pauses_and_named_with_what_it_says(
+    world: World,
+) -> None:
+    first, second = both(world)
+
+    times = []
+    while not world.pools.late:
+        if world.store.open_operation(first.id) is not None:
+            times.append(world.at_s)
+            world.answer(first.id, 4, refusal="so few workers have no memory")
+        assert world.decide().begin == frozenset()
+        assert len(times) < 20
+    pauses = [after - before for before, after in pairwise(times)]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] > pauses[0]
+    words = "for more than 2 min it has not become 2 workers: so few workers have no memory"
+    assert world.pools.late == {first.id: words}
+    assert world.share(second.id).counts == 0
+
+
+def test_the_next_server_begins_nothing_twice_and_gives_a_job_its_time_anew(world: World) -> None:
+    first, second = both(world)
+
+    world.serve()
+    assert world.decide() == PoolsDecided(frozenset(), world.pools.waiting, ())
+    assert world.asked(first.id).operation == TakeShare(2, world.share(first.id).since)
+    assert world.pools.late == {}
+    for _ in range(int(CHANGE_S / DECIDE_S) + 1):
+        world.decide()
+    assert list(world.pools.late) == [first.id]
+    world.stand(first.id, 2)
+    assert world.decide().begin == {second.id}
+
+
+def test_a_limit_of_the_job_file_counts(world: World) -> None:
+    world.submit("first", limits={"change": 15.0})
+    world.decide()
+    world.submit("second")
+    world.decide()
+    assert world.decide().told == ()
+    assert world.pools.late == {}
+    world.decide()
+    assert [text[:22] for text in world.pools.late.values()] == ["for more than 15 s it "]
+
+
+def test_a_quota_below_what_runs_shrinks_jobs_within_one_decision_and_kills_none(world: World) -> None:
+    first, second = world.submit("first"), world.submit("second")
+    world.decide()
+    third = world.submit("third")
+    world.pool = replace(POOL, slots=2)
+    world.serve()
+
+    found = world.decide()
+
+    assert (found.begin, set(found.told)) == (frozenset(), {first.id, second.id})
+    assert {world.answer(one.id, 1).slots for one in (first, second)} == {1}
+    found = world.decide()
+    assert (found.begin, found.told) == (frozenset(), ())
+    assert [world.share(one.id).counts for one in (first, second, third)] == [1, 1, 0]
+
+
+def test_a_growth_that_comes_to_nothing_gives_its_slots_back_and_the_job_keeps_its_size(world: World) -> None:
+    first, second = world.submit("first"), world.submit("second", most=2)
+    world.decide()
+    world.store.end_submission(world.fences[second.id], second.id, "succeeded")
+    world.decide()
+    assert world.share(first.id).counts == 4
+
+    assert world.answer(first.id, 2, refusal="so many workers could not be kept alive").slots == 4
+    third = world.submit("third", least=2, most=2)
+    assert world.decide().begin == {third.id}
+    assert (world.share(first.id).told, world.share(first.id).counts) == (2, 2)
