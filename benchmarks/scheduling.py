@@ -1,8 +1,9 @@
 """Many jobs on one pool: published traces in virtual time, by the policies that pools decide by.
 
 `python -m benchmarks scheduling:tiresias,6c71a0` takes some of its parts: `tiresias`, a virtual cluster, `speed`,
-`whole`, or a number of GPUs. All of them take hours. `python -m benchmarks job_models` are those whose jobs follow
-models of their speed, by name `pollux`, `types` and `deadlines`.
+`whole`, a number of GPUs, or VMs that are rented for `week`, `cluster04` or `cluster07`. All of them take hours.
+`python -m benchmarks job_models` are those whose jobs follow models of their speed, by name `pollux`, `types` and
+`deadlines`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from benchmarks.figures import Benchmark, Result
 from benchmarks.pool_rows import HEADERS, Row, Timed
 from benchmarks.public_steps import DATA
 from scavenger.control.pools.traces import NamedCurves, Trace, interpolated, read_trace, workload
+from scavenger.control.provisioning.prices import open_catalog
 from scavenger.control.search.tables import number, read_table
 from scavenger.domain.curve import FloatArray, IntArray
 from scavenger.scheduler.jobs.allotting import Rules
@@ -27,6 +29,7 @@ from scavenger.scheduler.jobs.deadlines import CAUTIOUS, CERTAIN, Caution, Edf, 
 from scavenger.scheduler.jobs.placing import Placement
 from scavenger.scheduler.jobs.policies import Fifo, Patience, Policy, Srtf, ranked, rigid
 from scavenger.scheduler.jobs.policy_table import POLICIES
+from scavenger.scheduler.jobs.renting import Rental
 from scavenger.scheduler.jobs.simulation import Workload
 from scavenger.scheduler.jobs.tiresias import ElasticTiresias, Tiresias
 from scavenger.scheduler.jobs.values import Curves, Nodes, Plan, PoolSeen
@@ -182,6 +185,82 @@ def _reductions(base: Timed, run: Timed) -> str:
     return ", ".join(f"{change:+.0f}" for change in of) + " %"
 
 
+_VM = ("gcp", "us-central1", "a2-highgpu-1g")
+"""A VM with the GPU of the curves."""
+_START_S = 120.0
+_IDLE_S = 120.0
+"""As long as a start costs: at most twice the best that could be done by who knew when the next job comes."""
+_TRACES = {"week": 600, "cluster04": 550, "cluster07": 300}
+"""Jobs that rent their GPUs, and VMs with which a pool of them is crowded."""
+
+
+def _busiest_week() -> Trace:
+    """The jobs of the seven days in which Philly had most of them, each with all of its work."""
+    trace, week_s = read_philly(), 7 * 86_400.0
+    ends = np.searchsorted(trace.submitted_s, trace.submitted_s + week_s)
+    begin = int(np.argmax(ends - np.arange(len(trace))))
+    return _only(trace, lambda jobs, row: begin <= row < ends[begin])
+
+
+def rented(name: str) -> Iterable[Row]:
+    """A set of VMs for each job, on demand and with what it asked for, beside a pool that rents its VMs.
+
+    An hour of a job is worth what it asked for, or so much that jobs by themselves, each on VMs of its own, would have
+    the mean time of the first row.
+    """
+    trace = _busiest_week() if name == "week" else read_trace(DATA / "itp" / f"{name}.csv.gz")
+    usd_per_s = open_catalog().price(*_VM).usd_per_hour / 3600.0
+    jobs = workload(trace, a100_curves(), change_s=30.0, error_log_sd=_OFF, seed=1)
+    begin, done = f"{name}, {len(trace):,} jobs", trace.lasts_s + _START_S
+    own_usd, own_s = float((done * trace.slots).sum()) * usd_per_s, float(done.mean())
+    yield (
+        f"{begin}: own VMs",
+        f"{own_s:,.0f}",
+        f"{np.median(done):,.0f}",
+        f"{np.quantile(done, 0.95):,.0f}",
+        f"{(trace.lasts_s * trace.slots).sum() / 3600.0:,.0f}",
+        "",
+        "",
+        f"${own_usd:,.0f}",
+    )
+    rental = Rental(usd_per_s, _START_S, 100_000, idle_s=_IDLE_S)
+    equal = replace(rental, job_usd_per_s=usd_per_s * _slots_of_an_hour(jobs, own_s))
+    few = replace(equal, most=_TRACES[name])
+    for said, policy, what in (
+        ("worth", Worth(), rental),
+        ("worth, equal mean", Worth(), equal),
+        (f"worth, {few.most} VMs", Worth(), few),
+        (f"even, {few.most} VMs", POLICIES["even"], few),
+    ):
+        run = Timed.of([jobs], what, Rules(policy))
+        vms = run.runs[0].vms
+        assert vms is not None
+        dollars, mean = (
+            100.0 * (ours / own - 1.0) for ours, own in ((vms.usd, own_usd), (run.mean_s, own_s))
+        )
+        found = f"${vms.usd:,.0f}: {dollars:+.1f} %, mean {mean:+.1f} %"
+        yield run.row(f"{begin}: {said}", found)
+
+
+def _slots_of_an_hour(jobs: Workload, mean_s: float) -> float:
+    """What an hour of a job is worth, in slots, if jobs that have what they are worth take so long in the mean."""
+    rates = jobs.curves.rates[jobs.claims.curve][:, 1:]
+    slots, lasts_s = (
+        np.arange(1, rates.shape[1] + 1),
+        jobs.work[:, None] / rates + _START_S + jobs.change_s[:, None],
+    )
+
+    def taken_s(worth: float) -> float:
+        at = np.argmin((slots + worth) * lasts_s, axis=1)
+        return float(lasts_s[np.arange(len(jobs)), at].mean())
+
+    low, high = 0.01, 64.0
+    while high - low > 1e-3:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if taken_s(middle) > mean_s else (low, middle)
+    return high
+
+
 POLLUX_QUANTA = (57_600.0,)
 """GPU-seconds after which its simulator takes a job from the first queue."""
 
@@ -316,6 +395,7 @@ _PARTS: dict[str, tuple[Callable[[], Iterable[Row]], tuple[str, ...]]] = {
     "speed": (speed, ("philly", "elasticflow")),
     "whole": (whole, ("philly", "elasticflow")),
     **{str(gpus): (partial(size, gpus), ("philly", "elasticflow")) for gpus in _SIZES},
+    **{name: (partial(rented, name), ("philly", "itp", "elasticflow")) for name in _TRACES},
     "pollux": (pollux, ("pollux",)),
     "types": (types, ("pollux",)),
     "deadlines": (deadlines, ("elasticflow",)),
@@ -351,6 +431,9 @@ def of_parts(parts: Sequence[str]) -> Benchmark:
                 "reported: of the 60 jobs by Tiresias's own simulator, which takes GPU-seconds for seconds where it "
                 "plans its next look at used quanta; of Philly by a prototype in C; of Elastic-Tiresias over Tiresias: "
                 "mean, median, 95th percentile, which its paper gives as -89.5, -48.1 and -95.4 %",
+                "own VMs: a set of VMs for each job as soon as it comes, with what it asked for; a start takes two "
+                "minutes on both sides, a change of a share half a minute; dollars and mean time beside it; list prices "
+                "of a2-highgpu-1g, on demand, work left off by 35 %",
                 "curves of jobs: ElasticFlow's on A100s, drawn at random; strong scaling",
             ),
         )

@@ -88,6 +88,12 @@ def test_the_table_fits_a_terminal_and_a_picture_is_drawn(
         (["--nodes", "1x2"], "asks for 3 slots, and the pool has 2"),
         (["--nodes", "1x4", "--policy", "best"], "there is no policy 'best'"),
         (["--nodes", "1x4", "--plot", "a.txt"], "name a file that ends in .svg"),
+        (["--nodes", "1x4", "--spot"], "belong to --vm"),
+        (["--nodes", "1x4", "--vm", "g4dn.xlarge"], "give the fewest and the most VMs, such as 0..64"),
+        (["--nodes", "5..4", "--vm", "g4dn.xlarge"], "give the fewest and the most VMs"),
+        (["--nodes", "0..2", "--vm", "g4dn.xlarge"], "asks for 3 slots, and the pool has 2"),
+        (["--nodes", "0..4", "--vm", "g4dn.huge"], "no VM type 'g4dn.huge'"),
+        (["--nodes", "0..4", "--vm", "g4dn.xlarge", "--budget", "0.01"], "it pays for no VM"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused(
@@ -95,6 +101,23 @@ def test_what_cannot_be_simulated_is_refused(
 ) -> None:
     assert main(["simulate", str(trace), *words]) == 2
     assert told in " ".join(capsys.readouterr().err.split())
+
+
+def test_vms_are_rented_for_a_trace(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--vm", "g4dn.xlarge", "--nodes", "0..8", "--policy", "even", "--start", "60", "--idle", "30")
+    found = answer(capsys, trace, *words)
+    own, even = found["policies"]  # type: ignore[misc]
+
+    assert (own["policy"], even["policy"]) == ("own VMs", "even")
+    assert own["mean_s"] == even["mean_s"] == pytest.approx(60.0 + 16.0 / 3)
+    assert own["vm_hours"] == pytest.approx((3 * 70.0 + 2 * 65.0 + 61.0) / 3600.0)
+    # jobs here take no VMs of others, so that each is idle for its time
+    assert even["vm_hours"] - own["vm_hours"] == pytest.approx(6 * 30.0 / 3600.0)
+    assert even["usd"] / even["vm_hours"] == pytest.approx(own["usd"] / own["vm_hours"])
+    assert main(["simulate", str(trace), *words]) == 0
+    shown = capsys.readouterr()
+    assert "up to 8 VMs at $0.526 an hour" in shown.err
+    assert max(map(len, shown.out.splitlines())) <= 80
 
 
 def test_a_file_that_is_no_trace_says_which_columns_it_lacks(

@@ -1,4 +1,4 @@
-"""`simulate`: the jobs of a trace on a pool, in virtual time, under several policies."""
+"""`simulate`: the jobs of a trace on a pool, of nodes or of VMs that it rents, in virtual time, by several policies."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import duration, moneys, plural, quantity
 from scavenger.scheduler.jobs.allotting import Rules
 from scavenger.scheduler.jobs.policy_table import POLICIES
+from scavenger.scheduler.jobs.renting import Rental
 from scavenger.scheduler.jobs.simulation import Run, Workload, simulate
 from scavenger.scheduler.jobs.values import Nodes
 from scavenger_cli.options import Output, OutputOption, StoreOption
@@ -24,10 +25,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from scavenger.api.history import HistoryAnswer
+    from scavenger.cloud.catalog.catalog import Catalog
     from scavenger.control.pools.traces import Trace
     from scavenger.domain.curve import FloatArray
 
 SLOTS_MAX = 1_000_000
+START_S = 120.0
+"""Start of a VM where `--start` says nothing: its boot and the installation of the package."""
+IDLE_S = 180.0
+"""As studies keep theirs."""
+OWN = "own VMs"
+"""Row of a set of VMs for each job, in place of a pool."""
+_RANGE = re.compile(r"(\d{1,7})\.\.([1-9]\d{0,6})")
 _NODES = re.compile(r"([1-9]\d{0,6})x([1-9]\d{0,6})")
 
 
@@ -49,7 +58,44 @@ NodesOption = Annotated[
     typer.Option(
         "--nodes",
         metavar="NxSLOTS",
-        help="Nodes and slots of each, such as 64x8 or 4x8,2x4. Default with --history: the pool's slots.",
+        help="Nodes and slots of each, such as 64x8 or 4x8,2x4; with --vm the fewest and the most VMs, such as 0..64. "
+        "Default with --history: the pool's slots.",
+    ),
+]
+VmOption = Annotated[
+    str | None,
+    typer.Option(
+        "--vm", metavar="TYPE", help="The pool rents VMs of this type, each one slot, and says dollars."
+    ),
+]
+SpotOption = Annotated[
+    bool, typer.Option("--spot", help="With --vm: at the price of spot VMs, none of which is taken back.")
+]
+InOption = Annotated[
+    str | None,
+    typer.Option("--in", metavar="CLOUD/REGION", help="With --vm: where. Default: its cloud's first region."),
+]
+StartOption = Annotated[
+    float,
+    typer.Option(
+        "--start", metavar="SECONDS", min=0.0, help="With --vm: from the request of a VM to its first step."
+    ),
+]
+IdleOption = Annotated[
+    float,
+    typer.Option("--idle", metavar="SECONDS", min=0.0, help="With --vm: so long one without a job is kept."),
+]
+BudgetOption = Annotated[
+    float | None,
+    typer.Option("--budget", metavar="USD", min=0.0, help="With --vm: in 30 days. Never crossed."),
+]
+HourOption = Annotated[
+    float | None,
+    typer.Option(
+        "--hour",
+        metavar="USD",
+        min=0.0,
+        help="With --vm: what it is worth that a job ends an hour sooner. Default: what it asked for, in an hour.",
     ),
 ]
 PoliciesOption = Annotated[
@@ -98,6 +144,13 @@ def simulate_trace(
     error: ErrorOption = 0.0,
     seed: SeedOption = 0,
     plot: PlotOption = None,
+    vm: VmOption = None,
+    spot: SpotOption = False,
+    region: InOption = None,
+    start_s: StartOption = START_S,
+    idle_s: IdleOption = IDLE_S,
+    budget_usd: BudgetOption = None,
+    hour_usd: HourOption = None,
     store_url: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> int:
@@ -107,19 +160,29 @@ def simulate_trace(
     how = {"change_s": change_s, "error_log_sd": error, "seed": seed}
     if (trace is None) == (history is None):
         raise ConfigurationError("name a trace, or give --history")
-    if trace is not None:
+    if vm is None and (spot or region or budget_usd is not None or hour_usd is not None):
+        raise ConfigurationError("--spot, --in, --budget and --hour belong to --vm")
+    if vm is not None:
+        if trace is None:
+            raise ConfigurationError("--vm: give a trace; jobs of --history had the slots of their pool")
+        rental = _rental(vm, nodes, region, spot=spot, start_s=start_s, idle_s=idle_s, budget_usd=budget_usd)
+        rental = replace(rental, job_usd_per_s=None if hour_usd is None else hour_usd / 3600.0)
+        case = _of_rented(trace, rental, rates, how)
+    elif trace is not None:
         case = _of_trace(trace, nodes, rates, how)
     elif rates is not None:
         raise ConfigurationError("--rates: with --history, curves are those that were measured")
     else:
         case = _of_past(_days(history or ""), pool_name, nodes, store_url, how)
-    slots = int(case.nodes.slots.sum())
+    slots = case.slots
     if (asks := int(case.trace.slots.max())) > slots:
         raise ConfigurationError(f"a job of {case.origin} asks for {asks} slots, and the pool has {slots}")
     runs = {name: _run(name, case.jobs, case.nodes) for name in names}
     if plot is not None:
         _draw(plot, runs, slots)
     rows = [figures(name, run, slots) for name, run in runs.items()]
+    if isinstance(case.nodes, Rental):
+        rows = [_own_vms(case.trace, case.nodes), *rows]
     if case.past is not None:
         rows = [_as_it_was(case.past, slots), *rows]
         rows = [{**row, "usd": row["slot_hours"] * case.past.usd_per_slot_hour} for row in rows]
@@ -129,7 +192,7 @@ def simulate_trace(
                 "schema_version": console.SCHEMA_VERSION,
                 "jobs": len(case.trace),
                 "dropped": case.trace.dropped,
-                "nodes": len(case.nodes.slots),
+                "nodes": slots if isinstance(case.nodes, Rental) else len(case.nodes.slots),
                 "slots": slots,
                 "elastic": case.elastic,
                 "policies": rows,
@@ -153,9 +216,14 @@ class _Case:
     origin: str
     trace: Trace
     jobs: Workload
-    nodes: Nodes
+    nodes: Nodes | Rental
     elastic: bool
     past: HistoryAnswer | None = None
+
+    @property
+    def slots(self) -> int:
+        """Most slots of all jobs."""
+        return self.nodes.most if isinstance(self.nodes, Rental) else int(self.nodes.slots.sum())
 
 
 def _of_trace(path: Path, nodes: str | None, rates: Path | None, how: Mapping[str, Any]) -> _Case:
@@ -166,6 +234,69 @@ def _of_trace(path: Path, nodes: str | None, rates: Path | None, how: Mapping[st
     pool, found = _nodes(nodes), read_trace(path)
     jobs = workload(found, None if rates is None else read_rates(rates), **how)
     return _Case(str(path), found, jobs, pool, rates is not None)
+
+
+def _of_rented(path: Path, rental: Rental, rates: Path | None, how: Mapping[str, Any]) -> _Case:
+    from scavenger.control.pools.traces import read_rates, read_trace, workload
+
+    found = read_trace(path)
+    jobs = workload(found, None if rates is None else read_rates(rates), **how)
+    return _Case(str(path), found, jobs, rental, rates is not None)
+
+
+def _rental(
+    vm: str, nodes: str | None, where: str | None, *, spot: bool, budget_usd: float | None, **how: float
+) -> Rental:
+    """What is rented, at the price of the catalogue."""
+    from scavenger.cloud.catalog.catalog import DEFAULT_REGIONS
+    from scavenger.control.provisioning.prices import open_catalog
+    from scavenger.control.sweep import region_of
+
+    match = _RANGE.fullmatch(nodes or "")
+    if match is None or not int(match[1]) <= int(match[2]) <= SLOTS_MAX:
+        raise ConfigurationError("--nodes: with --vm, give the fewest and the most VMs, such as 0..64")
+    catalog = open_catalog()
+    try:
+        places = [region_of(where)] if where else list(DEFAULT_REGIONS.items())
+        place = next((one for one in places if _sells(catalog, one, vm)), places[0])
+        usd_per_hour = catalog.price(*place, vm, spot=spot).usd_per_hour
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--vm {vm}: {error}") from None
+    budget = math.inf if budget_usd is None else budget_usd
+    rental = Rental(usd_per_hour / 3600.0, most=int(match[2]), least=int(match[1]), budget_usd=budget, **how)
+    if not rental.affordable(budget):
+        raise ConfigurationError(f"--budget {budget_usd:g}: it pays for no VM, at ${usd_per_hour:g} an hour")
+    return rental
+
+
+def _sells(catalog: Catalog, place: tuple[str, str], vm: str) -> bool:
+    try:
+        return bool(catalog.listing(*place, vm))
+    except ConfigurationError:
+        return False
+
+
+def _own_vms(trace: Trace, rental: Rental) -> dict[str, Any]:
+    """The figures of a set of VMs for each job, on demand and at once, with the slots that it asked for."""
+    done = trace.lasts_s + rental.start_s
+    vm_s = float((done * trace.slots).sum())
+    changes = np.r_[trace.submitted_s, trace.submitted_s + done], np.r_[trace.slots, -trace.slots]
+    at_once = int(np.cumsum(changes[1][np.lexsort((changes[1], changes[0]))]).max())
+    return {
+        "policy": OWN,
+        **_times(done),
+        "waited_s": rental.start_s,
+        "makespan_s": float((trace.submitted_s + done).max()),
+        "slot_hours": float((trace.lasts_s * trace.slots).sum()) / 3600.0,
+        "used": None,
+        "changes": 1.0,
+        "stopped": 0.0,
+        "decisions": None,
+        "usd": vm_s * rental.usd_per_s,
+        "vm_hours": vm_s / 3600.0,
+        "vms_started": int(trace.slots.sum()),
+        "vms_at_once": at_once,
+    }
 
 
 def _of_past(days: int, name: str, nodes: str | None, store_url: str | None, how: Mapping[str, Any]) -> _Case:
@@ -225,7 +356,7 @@ def _check(names: list[str], plot: Path | None) -> None:
         raise ConfigurationError(f"--plot {plot}: name a file that ends in .svg, .png or .pdf")
 
 
-def _run(name: str, jobs: Workload, pool: Nodes) -> Run:
+def _run(name: str, jobs: Workload, pool: Nodes | Rental) -> Run:
     try:
         return simulate(jobs, pool, Rules(POLICIES[name]))
     except ValueError as error:
@@ -249,7 +380,17 @@ def _nodes(text: str) -> Nodes:
 
 def figures(name: str, run: Run, slots: int) -> dict[str, Any]:
     """What a document says of one policy."""
-    done = run.completion_s
+    done, vms = run.completion_s, run.vms
+    rented = (
+        {}
+        if vms is None
+        else {
+            "usd": vms.usd,
+            "vm_hours": vms.vm_s / 3600.0,
+            "vms_started": vms.started,
+            "vms_at_once": vms.at_once,
+        }
+    )
     return {
         "policy": name,
         **_times(done),
@@ -260,6 +401,7 @@ def figures(name: str, run: Run, slots: int) -> dict[str, Any]:
         "changes": float(run.changes.mean()),
         "stopped": float(run.stopped_s.sum() / done.sum()),
         "decisions": run.events,
+        **rented,
     }
 
 
@@ -275,8 +417,11 @@ def _times(done: FloatArray) -> dict[str, float]:
 
 def _show(case: _Case, rows: list[dict[str, Any]]) -> None:
     found, pool, past = case.trace, case.nodes, case.past
-    jobs, nodes = plural(len(found), "job"), plural(len(pool.slots), "node")
-    console.note(f"{jobs} on {nodes} with {plural(int(pool.slots.sum()), 'slot')}")
+    if isinstance(pool, Rental):
+        where = f"up to {plural(pool.most, 'VM')} at ${3600.0 * pool.usd_per_s:.4g} an hour"
+    else:
+        where = f"{plural(len(pool.slots), 'node')} with {plural(case.slots, 'slot')}"
+    console.note(f"{plural(len(found), 'job')} on {where}")
     if found.dropped:
         dropped = plural(found.dropped, "row" if past is None else "job")
         console.note(f"{dropped} left out: without a duration or slots")
@@ -285,14 +430,27 @@ def _show(case: _Case, rows: list[dict[str, Any]]) -> None:
     if past is not None:
         _show_past(rows)
         return
+    rents = isinstance(pool, Rental)
     shown = render.table(
         ("policy", "left"),
-        *((title, "right") for title in ("mean", "median", "95 %", "all", "slot hours", "changes")),
+        *((title, "right") for title in ("mean", "median", "95 %")),
+        *((title, "right") for title in (("VM hours", "dollars") if rents else ("all", "slot hours"))),
+        ("changes", "right"),
     )
-    for row in rows:
-        times = (duration(row[key]) for key in ("mean_s", "median_s", "p95_s", "makespan_s"))
-        shown.add_row(row["policy"], *times, f"{row['slot_hours']:,.0f}", f"{row['changes']:.1f}")
+    dollars = moneys([row["usd"] for row in rows]) if rents else ()
+    for at, row in enumerate(rows):
+        times = (duration(row[key]) for key in ("mean_s", "median_s", "p95_s"))
+        hours = (
+            (quantity(row["vm_hours"]), dollars[at])
+            if rents
+            else (duration(row["makespan_s"]), f"{row['slot_hours']:,.0f}")
+        )
+        shown.add_row(row["policy"], *times, *hours, f"{row['changes']:.1f}")
     console.emit(shown, stream=None)
+    if rents:
+        console.note(
+            f"{OWN}: a set for each job as soon as it comes, with what it asked for, in place of a pool"
+        )
     console.note("mean, median, 95 %: from submission to end; changes: of the share of a job")
 
 

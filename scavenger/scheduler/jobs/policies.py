@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,13 @@ class Patience:
 
 
 class Policy(Protocol):
-    """Shares out the slots of a pool."""
+    """Shares out the slots of a pool.
+
+    Attributes:
+        gives_asked: Whether jobs get what they asked for, or nothing, and more at most.
+    """
+
+    gives_asked: ClassVar[bool]
 
     def plan(self, seen: PoolSeen, patience: Patience) -> Plan:
         """How many slots each job shall have.
@@ -61,6 +67,8 @@ class Patient:
     """A policy that says something else only if an event happens, or a job has waited for too long."""
 
     __slots__ = ()
+
+    gives_asked: ClassVar[bool] = False
 
     def types_worth(self, seen: PoolSeen) -> FloatArray | None:
         """See `Policy.types_worth`."""
@@ -173,6 +181,8 @@ def beginning(seen: PoolSeen, order: IntArray) -> tuple[IntArray, IntArray]:
 class Fifo(Patient):
     """In the order of arrival; nobody overtakes a job that waits, and none that runs is stopped."""
 
+    gives_asked: ClassVar[bool] = True
+
     def plan(self, seen: PoolSeen, patience: Patience) -> Plan:
         """See `Policy.plan`."""
         return rigid(seen, ranked(seen, patience, ~seen.runs), keeps=seen.standing.waited_s < patience.kept_s)
@@ -181,6 +191,8 @@ class Fifo(Patient):
 @dataclass(frozen=True, slots=True)
 class Srtf(Patient):
     """What a job still needs, in slot-seconds with what it asked for: the least goes first."""
+
+    gives_asked: ClassVar[bool] = True
 
     def plan(self, seen: PoolSeen, patience: Patience) -> Plan:
         """See `Policy.plan`."""

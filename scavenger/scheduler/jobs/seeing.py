@@ -19,8 +19,6 @@ from scavenger.scheduler.jobs.values import Allotment, Claims, Curves, Nodes, Po
 
 _EXPONENT = 0.8
 """Of the number of slots, by which the rate of a job grows where nothing tells it."""
-_GANGS = frozenset({"fifo", "srtf", "tiresias", "elastic-tiresias"})
-"""Policies that give a job what it asked for, or nothing."""
 CHANGE_S = 5.0
 """What a change of size costs a job where nothing tells it, seconds."""
 
@@ -252,7 +250,7 @@ def _standing(pool: Pool, jobs: Sequence[PoolJob]) -> Standing:
 
 def even_parts(pool: Pool, least: IntArray, most: IntArray) -> IntArray:
     """Most slots of each job while nothing is known of it; with policies that give what was asked, as ever."""
-    if pool.policy in _GANGS:
+    if POLICIES[pool.policy].gives_asked:
         return most
     return level_up(least, most, pool.slots) if least.sum() <= pool.slots else least
 

@@ -2,7 +2,8 @@
 
 Time goes from event to event: an arrival, the end of a job, and what a policy names as the time at which it would say
 something else. Between two events rates are constant. After each change of its share, its beginning included, a job
-holds its slots for some seconds without progress. A run begins with an empty pool, or with one that stands.
+holds its slots for some seconds without progress. A run begins with an empty pool, or with one that stands. The slots
+of a pool are given, or VMs are rented for them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 
 from scavenger.domain.curve import BoolArray, FloatArray, IntArray
 from scavenger.scheduler.jobs.allotting import Rules, allot
+from scavenger.scheduler.jobs.renting import Rental, rent
 from scavenger.scheduler.jobs.values import (
     Allotment,
     Claims,
@@ -24,6 +26,7 @@ from scavenger.scheduler.jobs.values import (
     Shares,
     Standing,
 )
+from scavenger.scheduler.jobs.virtual_vms import VirtualVms, VmsUsed
 
 _DONE = 1e-9
 """Of a job's work: with less left it has ended."""
@@ -85,6 +88,7 @@ class Run:
         events: How often it was decided.
         makespan_s: From the first submission to the last end.
         used: Times of the changes of the number of slots in use, and the number from then on.
+        vms: What was rented; None for a pool whose slots are given.
     """
 
     began_s: FloatArray
@@ -97,6 +101,7 @@ class Run:
     events: int
     makespan_s: float
     used: tuple[FloatArray, IntArray]
+    vms: VmsUsed | None = None
 
     @property
     def mean_s(self) -> float:
@@ -106,7 +111,7 @@ class Run:
 
 def simulate(
     workload: Workload,
-    nodes: Nodes,
+    nodes: Nodes | Rental,
     rules: Rules,
     *,
     every_s: float = 0.0,
@@ -119,6 +124,7 @@ def simulate(
     """Run all jobs to their ends.
 
     Args:
+        nodes: Those of the pool, or what is rented for it; with that, it begins empty and has one price.
         every_s: Decisions are taken at multiples of it only; 0 for at each event.
         standing: The pool at the beginning. Its jobs are the first rows of the workload, with `submitted_s` up to 0;
             those that cannot change can after the time of a change.
@@ -172,8 +178,19 @@ class _Simulation:
     """The jobs that are there, in columns of which the first `count` count, and what became of the others."""
 
     def __init__(
-        self, workload: Workload, nodes: Nodes, rules: Rules, usd_per_slot_s: FloatArray | None = None
+        self,
+        workload: Workload,
+        pool: Nodes | Rental,
+        rules: Rules,
+        usd_per_slot_s: FloatArray | None = None,
     ) -> None:
+        self._rental = pool if isinstance(pool, Rental) else None
+        self._vms = None if self._rental is None else VirtualVms(self._rental)
+        if isinstance(pool, Rental):
+            nodes, usd_per_slot_s = Nodes.of(0), np.array([pool.usd_per_s])
+        else:
+            nodes = pool
+        self._wanted = 0
         self._workload, self._nodes, self._rules = workload, nodes, rules
         self._price = np.zeros(len(nodes.slots)) if usd_per_slot_s is None else usd_per_slot_s
         self._whole = np.zeros((len(_INTEGERS), 256), dtype=np.int64)
@@ -254,10 +271,15 @@ class _Simulation:
                 until_s = min(until_s, self.now_s + float((stop + left / rate).min()))
             if (fixed := self._int("fixed") > 0).any():
                 until_s = min(until_s, self.now_s + float(stop[fixed].min()))
+        if self._vms is not None:
+            until_s = min(until_s, max(self._vms.next_s(self.now_s, self._wanted), self.now_s + _STEP_S))
         if until_s == inf:
             raise ValueError(f"{len(workload) - self.ended} jobs are left that never get a slot")
-        self._progress(max(0.0, until_s - self.now_s))
+        began_s = self.now_s
+        self._progress(max(0.0, until_s - began_s))
         self.now_s = max(self.now_s, until_s)
+        if self._vms is not None:
+            self._vms.advance(self.now_s, max(0.0, until_s - began_s))
         self._end()
         self._arrive()
         self._turn()
@@ -401,16 +423,24 @@ class _Simulation:
     def decide(self) -> float:
         """Ask for an allotment and take it; returns the seconds until it is to be asked again."""
         self.decisions += 1
-        if not self._count:
+        if not self._count and self._vms is None:
             return inf
         seen = self._seen()
-        allotment = allot(seen, self._rules)
+        allotment = allot(seen, self._rules) if self._vms is None else self._rent(seen, self._vms)
         self._int("level")[:] = allotment.level
         if allotment.promoted.any():
             self._float("attained")[allotment.promoted] = 0.0
         if allotment.number != self._number:
             self._take(seen, allotment)
         return allotment.again_s
+
+    def _rent(self, seen: PoolSeen, vms: VirtualVms) -> Allotment:
+        """Ask how many VMs there shall be, too, and do so."""
+        assert self._rental is not None
+        renting = rent(seen, self._rules, self._rental, vms.seen)
+        vms.take(self.now_s, renting)
+        self._wanted = renting.wanted
+        return renting.allotment
 
     def _take(self, seen: PoolSeen, allotment: Allotment) -> None:
         before, shares = seen.shares, allotment.shares
@@ -455,4 +485,5 @@ class _Simulation:
             events=self.decisions,
             makespan_s=self.now_s - float(self._workload.claims.submitted_s.min(initial=self.now_s)),
             used=(times, used.astype(np.int64)),
+            vms=None if self._vms is None else self._vms.used(self.now_s),
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,6 +33,8 @@ class Tiresias:
         promote: A job that waits for so many times its service goes back to the first queue. Its service is the time
             that its slot-seconds would take with the slots that it asked for.
     """
+
+    gives_asked: ClassVar[bool] = True
 
     quanta_slot_s: tuple[float, ...] = (3250.0, 7200.0)
     promote: float = inf
@@ -93,6 +96,8 @@ class ElasticTiresias:
         waiting_max: N: compaction begins when more jobs wait.
         kept_share: r: so much of what it asked for a job keeps.
     """
+
+    gives_asked: ClassVar[bool] = True
 
     ladder: Tiresias = Tiresias((500.0, 10_000.0))
     waiting_max: int = 10
