@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from typing import cast
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, literal, select
 from sqlalchemy.orm import Session
 
 from scavenger.domain.document import without_nonfinite
@@ -262,14 +262,15 @@ class SubmissionsPart(Part):
                 all_here.where(SubmissionRow.state == "queued").order_by(SubmissionRow.number)
             ).all()
             running = session.execute(
-                select(SubmissionRow, JobRow)
+                select(SubmissionRow, JobRow, LeaseRow)
                 .outerjoin(JobRow, JobRow.id == SubmissionRow.id)
+                .outerjoin(LeaseRow, LeaseRow.name == literal(runner_lease("")) + SubmissionRow.id)
                 .where(here, SubmissionRow.state == "running")
                 .order_by(SubmissionRow.number)
             ).all()
             return Backlog(
                 tuple(map(_submission, queued)),
-                tuple(_seen(session, row, job) for row, job in running),
+                tuple(_seen(*found) for found in running),
                 self._busy_files(session, {row.job_file for row in queued}),
                 Spending({}, {}) if since is None else spending_of(session, since, self._clock()),
             )
@@ -437,8 +438,8 @@ def _submission(row: SubmissionRow) -> Submission:
     return Submission(job=NewSubmission(**given), **own)
 
 
-def _seen(session: Session, row: SubmissionRow, job: JobRow | None) -> RunnerSeen:
-    lease = lease_of(session.get(LeaseRow, runner_lease(row.id)))
+def _seen(row: SubmissionRow, job: JobRow | None, held: LeaseRow | None) -> RunnerSeen:
+    lease = lease_of(held)
     standing = row.standing or {}
     return RunnerSeen(
         _submission(row),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -301,3 +302,11 @@ def test_a_strategy_without_any_stored_model_is_refused_before_a_vm_is_rented(
         with pytest.raises(ConfigurationError, match=f"search strategy '{strategy}' needs .*stored model"):
             JobRun(job, store=store, observer=Observer(), run=True, confirm=None).run()
         assert store.jobs() == ()
+
+
+@pytest.mark.slow
+def test_a_runner_of_a_job_on_this_machine_imports_nothing_that_rents() -> None:
+    rents = ("scavenger.cloud.catalog", "scavenger.control.places.vms", "scavenger.train.engines.vm")
+    code = f"import sys, scavenger.control.service.runner; print([n for n in {rents} if n in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scavenger.control.job_file.load import place_of
 from scavenger.control.jobs.variables import check_secrets, settled_variables
@@ -13,11 +14,7 @@ from scavenger.control.places.gpus import gpus_of, one_worker_each
 from scavenger.control.places.kinds import check_code, kind_of
 from scavenger.control.places.needs import Kind, Where, check_needs, where_workers_are
 from scavenger.control.places.place import Place
-from scavenger.control.places.pods import RayPods, RentedPods
 from scavenger.control.places.this_machine import ThisMachine
-from scavenger.control.places.vms import RentedVms
-from scavenger.control.provisioning.kept_vms import KeptVms
-from scavenger.control.provisioning.price_refresh import refresh_if_old
 from scavenger.control.settings import settings_of
 from scavenger.control.training.goal import Goal
 from scavenger.domain.command import RunSpec
@@ -28,11 +25,11 @@ from scavenger.train.checkpoints.files import check_location, check_storage, loc
 from scavenger.train.engines.warm import WarmServers
 from scavenger.train.training_folder import programs
 
-_RENTED: Mapping[Where, type[RentedVms]] = {
-    Where.VMS: RentedVms,
-    Where.PODS: RentedPods,
-    Where.RAY_PODS: RayPods,
-}
+if TYPE_CHECKING:
+    from scavenger.control.places.vms import RentedVms
+    from scavenger.control.provisioning.kept_vms import KeptVms
+
+_RENTED = (Where.VMS, Where.PODS, Where.RAY_PODS)
 """The places where machines are rented; all others are this one."""
 _PROGRAMS = (".py", ".sh")
 _PROGRAM_BYTES_MAX = 1 << 20
@@ -113,12 +110,22 @@ def _place(job: JobSpec, folder: Path, warm: WarmServers | None, kept: KeptVms |
         elif where not in _RENTED:  # VMs have identities of their own
             check_storage(path)
     if where in _RENTED:
-        notes = (*refresh_if_old(job), *(() if job.run is None else unkept_notes(job.run, folder)))
-        return _RENTED[where](job, kind=kind, notes=notes, kept=kept)
+        return _rented(job, kind, where, folder, kept)
     if (gpus := gpus_of(job)) is None:
         return ThisMachine(job, warm=warm)
     limited, left_out = one_worker_each(job, len(gpus.names))
     return ThisMachine(limited, gpus, left_out, warm=warm)
+
+
+def _rented(job: JobSpec, kind: Kind, where: Where, folder: Path, kept: KeptVms | None) -> RentedVms:
+    # a runner of a job on this machine begins a third sooner without what rents
+    from scavenger.control.places.pods import RayPods, RentedPods
+    from scavenger.control.places.vms import RentedVms
+    from scavenger.control.provisioning.price_refresh import refresh_if_old
+
+    places = {Where.VMS: RentedVms, Where.PODS: RentedPods, Where.RAY_PODS: RayPods}
+    notes = (*refresh_if_old(job), *(() if job.run is None else unkept_notes(job.run, folder)))
+    return places[where](job, kind=kind, notes=notes, kept=kept)
 
 
 def check_writable(path: Path, key: str) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scavenger.control.jobs.job_run import JobRun
 from scavenger.control.jobs.pool_seat import PoolSeat
@@ -13,12 +14,14 @@ from scavenger.control.jobs.prepared import prepare_job
 from scavenger.control.jobs.relocation import relocated
 from scavenger.control.jobs.resumption import find_resumption
 from scavenger.control.jobs.workflow import Confirm
-from scavenger.control.provisioning.kept_vms import KeptVms
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Noted, Observer
 from scavenger.errors import LimitReachedError
 from scavenger.store import Store
 from scavenger.train.engines.warm import WarmServers
+
+if TYPE_CHECKING:
+    from scavenger.control.provisioning.kept_vms import KeptVms
 
 
 def resume_job(

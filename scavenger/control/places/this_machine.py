@@ -10,7 +10,6 @@ from scavenger.cloud.local import LocalCloud
 from scavenger.control.places.gpus import LocalGpus
 from scavenger.control.places.needs import Where, where_workers_are
 from scavenger.control.places.place import Allocation, JobContext, Place
-from scavenger.control.places.pool import pooled_allocation
 from scavenger.domain.configuration import SearchSpace
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError
@@ -60,6 +59,8 @@ class ThisMachine(Place):
         for note in self.notes:
             context.warn(note)
         if self.job.aggregation == "shared":
+            from scavenger.control.places.pool import pooled_allocation  # with it, engines of other hosts
+
             return pooled_allocation(self.job, self.space, context, self._gpus, self._cpu_price)
         engine: Callable[[Path, int], Engine] = partial(ProcessEngine, gpus=self._gpus, warm=self._warm)
         if not self._by_processes:
