@@ -152,6 +152,7 @@ def submit(at: Local, request: SubmitRequest) -> SubmissionAnswer:
         environment=_given_secrets(prepared.job.secrets, request.environment),
     )
     made = at.write(lambda: at.store.submit(new, study_budget_usd=request.study_budget))
+    at.store.wake_servers()
     return SubmissionAnswer(submission=submitted(made))
 
 

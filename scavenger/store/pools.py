@@ -49,6 +49,8 @@ class PoolsPart(Part):
 
     def standings(self, ids: Collection[str]) -> dict[str, JobStanding]:
         """How submitted jobs stand, or last stood, by their ids; without those that never had slots."""
+        if not ids:
+            return {}
         query = select(SubmissionRow.id, SubmissionRow.standing).where(
             SubmissionRow.id.in_(ids), SubmissionRow.standing.is_not(None)
         )

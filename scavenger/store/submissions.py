@@ -11,8 +11,11 @@ import os
 import socket
 import uuid
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime
+from functools import cached_property
+from pathlib import Path
 from typing import cast
 
 from sqlalchemy import delete, literal, select
@@ -54,6 +57,7 @@ is upgraded, would run them as jobs; it takes the submissions of its own host, w
 _OF_SERVERS = tuple(
     name for name in ServerRecord.__dataclass_fields__ if name not in ("birth", "installation")
 )
+_WAKE_FILE = "server-asked"
 _OWN = tuple(name for name in Submission.__dataclass_fields__ if name not in ("job", "starts"))
 
 
@@ -400,6 +404,25 @@ class SubmissionsPart(Part):
         """Delete a server's record; no effect if there is none."""
         with self._database.writing() as session:
             session.execute(delete(ServerRow).where(ServerRow.id == server_id))
+
+    def wake_servers(self) -> None:
+        """Have the servers of this account and installation look at once; without it, they look once a second.
+
+        To be called once what they are to see is committed. Where it cannot be written, they look later.
+        """
+        with suppress(OSError):
+            self._wake_file.touch(mode=0o600)
+
+    def servers_woken_ns(self) -> int:
+        """When servers were last told to look, by the clock of the file system; 0 for never."""
+        try:
+            return self._wake_file.stat().st_mtime_ns
+        except OSError:
+            return 0
+
+    @cached_property
+    def _wake_file(self) -> Path:
+        return self._database.own_folder / f"{_WAKE_FILE}-{os.getuid()}"
 
     def servers(self, *, alive: bool = True) -> tuple[ServerRecord, ...]:
         """Servers on record, the oldest first; `alive` leaves out those that are dead or silent."""

@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from scavenger.control.service import server as server_module
 from scavenger.control.service.server import Server, runner_log
 from scavenger.control.service.submitting import live_server, runner_environment
 from scavenger.control.settings import parse_settings
@@ -71,6 +74,25 @@ class TestItsPlace:
         first.close()
         second.start()
         assert [one.id for one in store.servers()] == [second.record.id]
+
+    def test_who_has_news_for_it_wakes_it_before_its_round_is_due(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        server, stop = Server(store, QueueLimits()), threading.Event()
+
+        def rested_s() -> float:
+            begin = time.monotonic()
+            server.rest(stop)
+            return time.monotonic() - begin
+
+        monkeypatch.setattr(server_module, "_ROUND_S", 60.0)
+        store.wake_servers()
+        assert rested_s() < 30.0
+        monkeypatch.setattr(server_module, "_ROUND_S", 0.2)
+        assert rested_s() >= 0.2
+        stop.set()
+        monkeypatch.setattr(server_module, "_ROUND_S", 60.0)
+        assert rested_s() < 30.0
 
     def test_the_place_of_a_dead_server_is_taken_at_once(self, store: Store) -> None:
         store.take_lease(SERVER_LEASE, DEAD, None)

@@ -126,6 +126,7 @@ class Runner:
         while True:
             try:
                 leave(self._fence, self._submission.id, reason)
+                self._store.wake_servers()
                 return
             except (StoreBusyError, StoreUnavailableError) as error:
                 if time.monotonic() > until_s:
@@ -206,10 +207,15 @@ class Runner:
     def _keep_lease(self) -> None:
         """Renew the lease, and look whether the job is to be stopped."""
         told = False
-        while not self._waited():
+        while True:
+            news = self._waited()
+            if self._done.is_set():
+                return
             self._tried_at = time.monotonic()
             try:
                 held = self._renewed()
+                if news:
+                    self._store.wake_servers()
                 now = self._store.submission(self._submission.id)
             except LeaseLostError:
                 held, now = False, None
@@ -222,12 +228,13 @@ class Runner:
                 told = True
 
     def _waited(self) -> bool:
-        """Wait until the lease is to be renewed; returns whether the run is over."""
+        """Wait until the lease is to be renewed; returns whether the server is to look at once how the job stands."""
         if self._seat is None:
-            return self._done.wait(RENEW_S)
-        self._seat.changed.wait(RENEW_S)
+            self._done.wait(RENEW_S)
+            return False
+        changed = self._seat.changed.wait(RENEW_S)
         self._seat.changed.clear()
-        return self._done.is_set()
+        return changed
 
     def _renewed(self) -> bool:
         if self._seat is None:

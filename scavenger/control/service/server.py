@@ -78,6 +78,8 @@ RUNNER_LOG = "runner.log"
 RUNNER = ("-P", "-m", "scavenger.control.service.runner")
 """Arguments of Python that run a submitted job; its id and the token of its lease follow."""
 _LOOK_S = 0.5
+_ROUND_S, _HEAR_S = 1.0, 0.1
+"""Longest time between two rounds; how often a server looks whether it is woken before."""
 _BEAT_S = 2.0
 _TAKE_S = 15.0
 """Longest wait for another server to end; the lease of one that cannot be looked for is free if it was not renewed."""
@@ -166,6 +168,7 @@ class Server:
         self._started_at: dict[str, float] = {}
         self._silences = Silences()
         self._late_at: dict[str, float] = {}
+        self._woken_ns = 0
 
     # ---- its own place -------------------------------------------------------------------------------------
 
@@ -242,6 +245,16 @@ class Server:
 
     # ---- one round -----------------------------------------------------------------------------------------
 
+    def rest(self, stop: threading.Event) -> None:
+        """Wait for the next round: until it is due, somebody wakes the server, or the event is set."""
+        until = time.monotonic() + _ROUND_S
+        while (left_s := until - time.monotonic()) > 0.0 and not stop.wait(min(left_s, _HEAR_S)):
+            if (woken_ns := self._store.servers_woken_ns()) != self._woken_ns:
+                self._woken_ns = (
+                    woken_ns  # before the store is read: whoever wakes it meanwhile wakes it again
+                )
+                return
+
     def tick(self) -> bool:
         """Follow every runner, and begin what may begin; returns whether anything waits or runs.
 
@@ -284,7 +297,7 @@ class Server:
                 reason = f"it began after the backup that the store was restored from: scavenger store recover {folder}"
                 self._store.end_submission(None, one.id, reason)
                 resting.add(one.id)
-        limits = self._limits_now()
+        limits = self._limits_now() if backlog.queued else self._limits  # which only those that wait need
         pooled, able = slotted(backlog, limits, resting)
         admission = admit(backlog, limits, resting, dict.fromkeys(pooled, "") | dict(self._pools.waiting))
         if admission.begin or self._pools.due(backlog, able):
@@ -506,4 +519,4 @@ def _serve_until_idle(server: Server, stop: threading.Event) -> None:
             idle_since = time.monotonic()
         if server.idle_s is not None and time.monotonic() - idle_since > server.idle_s:
             return
-        stop.wait(_LOOK_S)
+        server.rest(stop)

@@ -155,6 +155,7 @@ def hand_over(
         submission = store.submit(new, study_budget_usd=study_budget_usd)
     else:
         submission = store.submit_again(again, new, study_budget_usd=study_budget_usd)
+    store.wake_servers()
     try:
         ensure_server(store)
     except OSError as error:
