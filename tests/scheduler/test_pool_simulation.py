@@ -78,6 +78,20 @@ def test_a_change_stops_a_job_for_as_long_as_it_says() -> None:
     assert found.stopped_s.tolist() == [1.0, 0.5]
 
 
+def test_a_begin_may_stop_a_job_for_longer_than_a_change() -> None:
+    jobs = workload((0.0, 2, 10.0), (3.0, 2, 2.0), change_s=0.5)
+    begins = replace(jobs, begin_s=np.array([2.0, 3.0]))
+    found = run(begins, "srtf", 2)
+
+    assert found.completion_s.tolist() == [19.0, 5.0]
+    assert found.stopped_s.tolist() == [4.0, 3.0]
+
+    shrinks = replace(
+        workload((0.0, 4, 10.0), (4.0, 2, 2.0), change_s=0.5, elastic=True), begin_s=np.zeros(2)
+    )
+    assert run(shrinks, "even", 4).stopped_s.tolist() == [1.0, 0.0]
+
+
 def test_tiresias_lets_new_jobs_pass_those_that_have_had_their_quantum() -> None:
     jobs = workload((0.0, 1, 100.0), (5.0, 1, 10.0))
     found = simulate(jobs, Nodes.of(1), Rules(Tiresias((20.0, 50.0))))

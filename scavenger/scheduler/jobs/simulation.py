@@ -59,6 +59,7 @@ class Workload:
         told_log_sd: Standard deviation of the logarithm of what they are told.
         change_s: Seconds without progress after each change.
         stages: None if each job has one curve.
+        begin_s: The same after it has got slots when it had none; None: as after any change.
     """
 
     claims: Claims
@@ -68,6 +69,7 @@ class Workload:
     told_log_sd: FloatArray
     change_s: FloatArray
     stages: Stages | None = None
+    begin_s: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.work)
@@ -169,6 +171,7 @@ _NOW = (
     "told",
     "log_sd",
     "change",
+    "begin",
     "deadline",
 )
 _FLOATS = {name: row for row, name in enumerate((*_NOW, "usd_per_s", "no_slot_s", "slot_s", "usd"))}
@@ -391,6 +394,7 @@ class _Simulation:
             ("told", workload.told),
             ("log_sd", workload.told_log_sd),
             ("change", workload.change_s),
+            ("begin", workload.change_s if workload.begin_s is None else workload.begin_s),
         ):
             self._float(name)[-new:] = values[at]
         self._float("told")[-new:] /= workload.work[at]
@@ -400,7 +404,7 @@ class _Simulation:
         """What a policy is shown: views, which change with the next event."""
         whole, real, count = self._whole, self._real, self._count
         _, user, priority, least, asked, most, curve, level, _, fixed = whole[:, :count]
-        submitted, attained, waited, ran, left, _, _, told, log_sd, change, deadline, *_ = real[:, :count]
+        submitted, attained, waited, ran, left, _, _, told, log_sd, change, _, deadline, *_ = real[:, :count]
         return PoolSeen(
             nodes=self._nodes,
             claims=Claims(user, priority, submitted, least, asked, most, curve, deadline),
@@ -458,7 +462,8 @@ class _Simulation:
         goes_on = changed & ~pauses
         jobs = self._int("job")
         self._began_s[jobs[begins]] = np.minimum(self._began_s[jobs[begins]], self.now_s)
-        stop, change = self._float("stop"), self._float("change")
+        stop = self._float("stop")
+        change = np.where(begins, self._float("begin"), self._float("change"))
         self._stopped_s[jobs[goes_on]] += change[goes_on] - stop[goes_on] * ~begins[goes_on]
         stop[goes_on] = change[goes_on]
         self._changes[jobs[changed]] += 1
