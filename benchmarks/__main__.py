@@ -67,6 +67,9 @@ _MODULES = (
     "spot_replay",
     "scheduling",
     "allotment",
+    "sixteen",
+    "hand_over",
+    "transient",
 )
 _OTHERS = {
     "hard_cases": ("step", "HARD_CASES"),
