@@ -250,9 +250,8 @@ class Server:
         until = time.monotonic() + _ROUND_S
         while (left_s := until - time.monotonic()) > 0.0 and not stop.wait(min(left_s, _HEAR_S)):
             if (woken_ns := self._store.servers_woken_ns()) != self._woken_ns:
-                self._woken_ns = (
-                    woken_ns  # before the store is read: whoever wakes it meanwhile wakes it again
-                )
+                # known before the store is read: whoever wakes it meanwhile wakes it again
+                self._woken_ns = woken_ns
                 return
 
     def tick(self) -> bool:
