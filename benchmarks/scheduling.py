@@ -432,8 +432,8 @@ def of_parts(parts: Sequence[str]) -> Benchmark:
                 "plans its next look at used quanta; of Philly by a prototype in C; of Elastic-Tiresias over Tiresias: "
                 "mean, median, 95th percentile, which its paper gives as -89.5, -48.1 and -95.4 %",
                 "own VMs: a set of VMs for each job as soon as it comes, with what it asked for; a start takes two "
-                "minutes on both sides, a change of a share half a minute; dollars and mean time beside it; list prices "
-                "of a2-highgpu-1g, on demand, work left off by 35 %",
+                "minutes on both sides, a change of a share half a minute; dollars and mean time beside it; list "
+                "prices of a2-highgpu-1g, on demand, work left off by 35 %",
                 "curves of jobs: ElasticFlow's on A100s, drawn at random; strong scaling",
             ),
         )

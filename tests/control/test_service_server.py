@@ -262,7 +262,7 @@ class TestRounds:
     ) -> None:
         waits = submitted(store)
         begun = _with_dead_runner(store)  # of the host's name before
-        with _holder(store, answers=True) as process:
+        with _holder(store, 1.0, 1.0) as process:
             monkeypatch.setattr("socket.gethostname", lambda: "renamed")
             clock = Clock()
             server = Server(store, QueueLimits(jobs_max=0), clock=clock)
