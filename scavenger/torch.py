@@ -33,7 +33,8 @@ def prepare(*objects: Any, at_once: int | None = None) -> Any:
 
     Args:
         objects: In any order: a `torch.nn.Module`, its optimizer, and the `DataLoader` of the training data; also a
-            scheduler of the learning rate and a `GradScaler`, if there are any.
+            scheduler of the learning rate and a `GradScaler`, if there are any. Or one trainer of Transformers or
+            Lightning alone, before it trains.
         at_once: Most samples that fit a worker's memory in one forward and backward pass. A worker whose share of a
             batch is larger goes through the loop several times for it: only the last time, there are gradients for the
             optimizer, of the whole share.
@@ -50,7 +51,10 @@ def prepare(*objects: Any, at_once: int | None = None) -> Any:
     if run is None:
         return objects if len(objects) != 1 else objects[0]
     from scavenger.sdk.torch_script import prepared  # imports PyTorch, as the script has
+    from scavenger.sdk.torch_trainers import trainer_of
 
+    if len(objects) == 1 and (trainer := trainer_of(objects[0])) is not None:
+        return run.prepare(lambda: trainer(run, objects[0], at_once))
     return run.prepare(lambda: prepared(run, objects, at_once))
 
 

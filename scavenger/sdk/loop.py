@@ -245,6 +245,11 @@ class Job:
         """Samples of all workers in the step whose mean was pulled; 0 before, and where that is not told."""
         return 0 if self._made is None else self._made.samples
 
+    @property
+    def epoch_over(self) -> bool:
+        """Whether the step whose mean was pulled is the last one of its epoch."""
+        return self._made is not None and self._made.epoch_over
+
     def epochs(self, count: int | None = None) -> Iterator[int]:
         """Iterate over the epochs, from the current one: a worker that joins late does not start from the first.
 

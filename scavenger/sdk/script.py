@@ -80,6 +80,8 @@ class ScriptRun:
         epochs: Rounds of the outermost loop around the one over the loader; None before that loop, or if it is not
             known; 1 without one.
         looped: Whether an epoch has begun.
+        library_epochs: Rounds of a loop over epochs that is a library's, which skips those that the job has behind it;
+            None if it is the script's own.
     """
 
     Skipped = Skipped
@@ -100,6 +102,7 @@ class ScriptRun:
         self.prepared_at = ""
         self.epochs: int | None = None
         self.looped = False
+        self.library_epochs: int | None = None
         self._epochs: set[int] = set()
         """Loops around the loop over the loader."""
 
@@ -142,12 +145,14 @@ class ScriptRun:
         Raises:
             Reached: If the script is only looked at.
         """
-        around = list(self._enclosing())
+        around = list(self._enclosing()) if self.library_epochs is None else []
         self._epochs.update(around)
-        self.looped, self.epochs = True, self.lengths.get(around[-1]) if around else 1
+        self.looped, self.epochs = True, self.library_epochs or 1
+        if around:
+            self.epochs = self.lengths.get(around[-1])
         if self.looks:
             raise Reached
-        return bool(around)
+        return bool(around) or self.library_epochs is not None
 
     def _enclosing(self) -> Iterator[int]:
         """Loops of the script within which it is now, the innermost first."""

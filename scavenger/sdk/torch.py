@@ -45,8 +45,8 @@ __all__ = ["ONLY_READING", "Elastic"]
 Array = npt.NDArray[Any]
 _optimizers = importlib.import_module("torch.optim.optimizer")  # an attribute of `torch.optim` it is not
 _DTYPES = (torch.float32, torch.float64)
-_USED, _SETTINGS, _OVERFLOW = (
-    STATISTICS + name for name in ("elastic/used", "elastic/settings", "elastic/overflow")
+_USED, _SETTINGS, _OVERFLOW, _ITEMS = (
+    STATISTICS + name for name in ("elastic/used", "elastic/settings", "elastic/overflow", "elastic/items")
 )
 _scalers: weakref.WeakSet[Any] = weakref.WeakSet()
 """Those that were given to `Elastic`."""
@@ -123,6 +123,8 @@ class Elastic:
         """For each parameter, its part of the mean in the shared memory, and where that is."""
         self._arrays: dict[str, Array] = {}
         self._statistics: dict[str, Array] = {}
+        self._items: float | None = None
+        """Of this worker's gradients, items per sample; None where they are means over its samples."""
         self._arrange(None, len(self._settings()))
 
     def zero_grad(self) -> None:
@@ -196,6 +198,14 @@ class Elastic:
         """Put a gradient into the flat array."""
         parameter.grad = self._own[place].copy_(_dense(parameter.grad))
 
+    def weigh(self, items: float) -> None:
+        """Have the gradients count as means over items, such as labels that are no padding, so many per sample.
+
+        The workers' mean weighs them by samples: `sum_w s_w (i_w / s_w) g_w / sum_w s_w (i_w / s_w)` is the mean over
+        all items of the step.
+        """
+        self._items = items
+
     @property
     def frozen(self) -> list[Any]:
         """Parameters that were not trained in the last step."""
@@ -217,6 +227,10 @@ class Elastic:
             elif gradient is not own:
                 own.copy_(_dense(gradient))
         arrays[_USED][:] = [gradient is not None for gradient in gradients]
+        arrays[_ITEMS][:] = 1.0 if self._items is None else self._items
+        if self._items is not None:
+            for flat in self._flat.values():
+                flat.mul_(self._items)
         arrays[_SETTINGS][:] = [self._names, *(value for _, value in settings)]
         if self.scaler is not None:
             overflow = not all(bool(torch.isfinite(flat).all()) for flat in self._flat.values())
@@ -238,6 +252,9 @@ class Elastic:
             self._statistics[f"model/{name.removeprefix(STATISTICS)}"] = _array(buffer).copy()
         used = (found[_USED] > 0.0).tolist()
         means = self._means(found, private=private)
+        if self._items is not None:
+            for flat in self._flat.values():  # where the parts of the mean are, if they are private
+                flat.div_(float(found[_ITEMS][0]))
         if self.scaler is not None and found[_OVERFLOW][0] > 0.0:
             for part in means:  # so that every worker's scaler leaves the step out
                 part.fill_(torch.inf)
@@ -320,7 +337,7 @@ class Elastic:
                 _refuse_unknown_scaler(self._TO_SCALE)
             like = {str(dtype): flat.numpy() for dtype, flat in flats.items()}
             like |= {STATISTICS + n: np.zeros(tuple(b.shape)) for n, b in self.module.named_buffers()}
-            like |= {_USED: np.zeros(len(trained)), _SETTINGS: np.zeros(1 + settings)}
+            like |= {_USED: np.zeros(len(trained)), _ITEMS: np.zeros(1), _SETTINGS: np.zeros(1 + settings)}
             like |= {} if self.scaler is None else {_OVERFLOW: np.zeros(1)}
             self._arrays = job.allocate(like)
             flats = {dtype: torch.from_numpy(self._arrays[str(dtype)]) for dtype in flats}

@@ -41,7 +41,8 @@ class BatchLoader:
 
     Attributes:
         samples: Of an epoch.
-        steps: Of an epoch with the loader's own batches.
+        batch_size: Of the loader's own batches.
+        steps: Of an epoch with these.
 
     Raises:
         NotSupportedError: If its samples cannot be read in any batch by any worker.
@@ -50,7 +51,8 @@ class BatchLoader:
     def __init__(self, loader: Any, seed: int, place: str) -> None:
         _refuse(loader, place)
         self.loader, self._seed, self._place = loader, seed, place
-        self.samples, self.steps = len(loader.sampler), len(loader)
+        self._sampler, self.batch_size = loader.batch_sampler.sampler, loader.batch_sampler.batch_size
+        self.samples, self.steps = len(self._sampler), len(loader)
         self._epoch = -1
         self._order: list[Any] = []
         self._ahead: Iterator[Any] | None = None
@@ -61,10 +63,10 @@ class BatchLoader:
         """The indices of an epoch's samples; the same at every worker."""
         if epoch != self._epoch:
             digest = hashlib.blake2b(f"{self._seed} {epoch}".encode(), digest_size=8).digest()
-            with _seeded(int.from_bytes(digest, "little") >> 1, self.loader.sampler):
-                if hasattr(self.loader.sampler, "set_epoch"):
-                    self.loader.sampler.set_epoch(epoch)
-                indices = list(self.loader.sampler)
+            with _seeded(int.from_bytes(digest, "little") >> 1, self._sampler):
+                if hasattr(self._sampler, "set_epoch"):
+                    self._sampler.set_epoch(epoch)
+                indices = list(self._sampler)
             if len(indices) != self.samples:
                 raise TrainingCodeError(
                     f"{self._place}: the sampler of the loader gives {len(indices)} samples in epoch {epoch + 1}, and "
@@ -153,16 +155,17 @@ def _refuse(loader: Any, place: str) -> None:
         what = f"the loader makes its batches by {type(loader.batch_sampler).__name__}, and in a job the batch changes"
         whole = "give batch_size, shuffle or a sampler of single samples instead"
     else:
+        sampler = loader.batch_sampler.sampler
         try:
-            samples = len(loader.sampler)
+            samples = len(sampler)
         except (TypeError, NotImplementedError):
-            what = f"the sampler of the loader, {type(loader.sampler).__name__}, has no length"
+            what = f"the sampler of the loader, {type(sampler).__name__}, has no length"
             whole = "give it __len__, the samples of an epoch"
         else:
             if samples < 1:
                 what, whole = "the loader has no sample", "give it some"
-            elif getattr(loader.sampler, "num_replicas", 1) != 1:
-                what = f"the sampler divides the samples among {loader.sampler.num_replicas} processes"
+            elif getattr(sampler, "num_replicas", 1) != 1:
+                what = f"the sampler divides the samples among {sampler.num_replicas} processes"
                 whole = "leave num_replicas and rank out: the job divides them"
     if what:
         raise NotSupportedError(f"{place}: {what}: {whole}")

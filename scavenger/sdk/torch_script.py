@@ -84,7 +84,7 @@ class _Replica(Elastic):
         self._stepped_at: dict[Any, int] = {}
         """Versions of the flat arrays after the optimizer's last step."""
         self._kept: dict[int, Any] = {}
-        """By place, sums of the gradients of parts of the share, each times its samples."""
+        """By place, sums of the gradients of parts of the share, each times its items."""
         super().__init__(
             given["model"], given["optimizer"], scheduler=given.get("scheduler"), scaler=given.get("scaler")
         )
@@ -118,21 +118,21 @@ class _Replica(Elastic):
     def _refuse_changed(self) -> None:
         """Nobody could."""
 
-    def keep(self, job: Job, samples: int) -> None:
+    def keep(self, job: Job, items: float) -> None:
         """Put the gradients of a part of the share aside, so that there are none."""
         self._arrange(job, len(self._settings()))  # a layer may just have been unfrozen
         for place, (parameter, own) in enumerate(zip(self._trained, self._own, strict=True)):
             if parameter.grad is not None:
                 kept = self._kept.get(place)
-                self._kept[place] = own * samples if kept is None else kept.add_(own, alpha=samples)
+                self._kept[place] = own * items if kept is None else kept.add_(own, alpha=items)
                 parameter.grad = None
 
-    def add_kept(self, samples: int, of: int) -> None:
-        """Make the gradients of the last part those of the share: it has so many samples `of` all."""
+    def add_kept(self, items: float, of: float) -> None:
+        """Make the gradients of the last part those of the share: it has so many items `of` all."""
         for place, (parameter, own) in enumerate(zip(self._trained, self._own, strict=True)):
             kept = self._kept.pop(place, None)
             if parameter.grad is not None:
-                own.mul_(samples / of)
+                own.mul_(items / of)
             if kept is not None:
                 kept.div_(of)
                 parameter.grad = own.copy_(kept) if parameter.grad is None else own.add_(kept)
@@ -156,6 +156,10 @@ class TorchScript:
         batches: Reads the batches.
         job: The job; None while the script is only looked at.
         objects: What the script gets.
+        loader: The loader among them.
+        items: Of how many items, such as labels, the loss of what is computed now is the mean; None for its samples.
+        in_batches: Whether a schedule that is stepped within an epoch is one of batches.
+        exchanged: Called when the gradients of a step are exchanged, with whether it is the epoch's last one.
     """
 
     def __init__(
@@ -166,7 +170,11 @@ class TorchScript:
         optimizer, scheduler = given["optimizer"], given.get("scheduler")
         with _told_at(lambda: self._place):
             self.replica = _Replica(self, given)
-        if scheduler is not None and scheduler.optimizer is not optimizer:
+        # Accelerate has schedules look at its own object around the optimizer
+        if (
+            scheduler is not None
+            and getattr(scheduler.optimizer, "optimizer", scheduler.optimizer) is not optimizer
+        ):
             raise TrainingCodeError(
                 f"{self._place}: the scheduler is of another optimizer than the one given"
             )
@@ -196,7 +204,12 @@ class TorchScript:
                 evaluate=lambda: dict(self._metrics),
                 apart=True,
             )
-        given["loader"] = ElasticLoader(self, given["loader"])
+        self.items: float | None = None
+        self.in_batches = True
+        self.exchanged: Callable[..., None] = _nothing
+        self._items: list[float] = []
+        """Of each part of the share, up to that which is computed now."""
+        self.loader = given["loader"] = ElasticLoader(self, given["loader"])
         self.objects = tuple(given[kind] for kind in kinds)
 
     # ---- the replica ---------------------------------------------------------------------------------------
@@ -236,6 +249,7 @@ class TorchScript:
         for batch in job.batches():
             self._batch = batch
             parts = self._parts(batch)
+            self._items.clear()
             for number, self._part in enumerate(parts):
                 self._exchanged = self._stepped = False
                 if self._part:
@@ -293,16 +307,37 @@ class TorchScript:
         assert job is not None
         assert batch is not None
         self._exchanged = True
+        items = float(len(part)) if self.items is None else self.items
+        self._items.append(items)
         if part.stop < batch.stop:
-            self.replica.keep(job, len(part))
+            self.replica.keep(job, items)
             return
         if part.start > batch.start:
-            self.replica.add_kept(len(part), len(batch))
+            self.replica.add_kept(items, sum(self._items))
+        if self.items is not None:
+            self.replica.weigh(sum(self._items) / max(1, len(batch)))
         with _told_at(self._run.place):
             self.replica.average(job)
         self._done += job.samples
+        self.exchanged(epoch_over=job.epoch_over)
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # the first one is the optimizer
+        if closure is None:
+            self._ready(optimizer)
+            return None
+
+        def computed() -> Any:
+            loss = closure()
+            self._ready(optimizer)
+            if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+                self.log({"loss": loss.item()})
+            return loss
+
+        return ((optimizer, computed), kwargs) if len(args) > 1 else (args, kwargs | {"closure": computed})
+
+    def _ready(self, optimizer: Any) -> None:
+        """Have the optimizer find what it shall apply, at the rate of the job."""
         if self.job is None or not self._exchanged:
             self._refuse("optimizer.step() without a backward() of the batch before it")
         for parameter in self.replica.frozen:  # they may have a gradient of this worker alone
@@ -325,7 +360,7 @@ class TorchScript:
         def by_samples(scheduler: Any, *args: Any, **kwargs: Any) -> None:
             if self._batch is not None and self._part.stop < self._batch.stop:
                 return
-            if self._batch is None or args or kwargs or not self._run.by_samples:
+            if self._batch is None or args or kwargs or not (self._run.by_samples and self.in_batches):
                 kind.step(scheduler, *args, **kwargs)
                 return
             assert self.job is not None
@@ -372,6 +407,10 @@ class TorchScript:
                 f"{self._run.place()}: {why} after epoch {job.epoch}, before the goal of the job is reached: lower "
                 "goal.max_epochs, or give the script more epochs"
             )
+
+
+def _nothing(**_: Any) -> None:
+    """What is done where nobody asks for more."""
 
 
 class ElasticLoader:

@@ -23,7 +23,12 @@ pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'scav
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXAMPLE = EXAMPLES / "torch_script"
-BEFORE = {"torch_script": "ddp.py", "torch_accelerate": "plain.py"}
+BEFORE = {
+    "torch_script": "ddp.py",
+    "torch_accelerate": "plain.py",
+    "torch_trainer": "plain.py",
+    "torch_lightning": "plain.py",
+}
 CHANGED_MAX = 10
 """Lines that may be added to a script, or taken out of it."""
 
@@ -114,20 +119,38 @@ def test_the_command_takes_a_script_to_its_target_and_every_sample_counts_once(
     assert saved["model/0.weight"].shape == (256, 64)
 
 
-def test_a_script_of_accelerate_is_taken_to_its_target(
-    make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("library", "found"),
+    [
+        (
+            "accelerate",
+            "Sequential of 19,210 weights, 1,437 samples in batches of 64, 20 epochs, AdamW, val_accuracy",
+        ),
+        (
+            "trainer",
+            "ViTForImageClassification of 69,194 weights, 1,437 samples in batches of 32, 20 epochs, AdamW",
+        ),
+        (
+            "lightning",
+            "Digits of 19,210 weights, 1,437 samples in batches of 64, 20 epochs, AdamW, val_accuracy",
+        ),
+    ],
+)
+def test_a_script_of_another_library_is_taken_to_its_target(
+    make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, library: str, found: str
 ) -> None:
-    pytest.importorskip("accelerate")
+    pytest.importorskip({"trainer": "transformers"}.get(library, library))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     job = make_job()
     script = job.folder / "digits.py"
-    shutil.copy(EXAMPLES / "torch_accelerate" / "train.py", script)
+    shutil.copy(EXAMPLES / f"torch_{library}" / "train.py", script)
 
-    outcome = job.ask("optimize", str(script), "--target", "val_accuracy=0.95", "--workers", "2", "--yes")
+    outcome = job.ask("optimize", str(script), "--target", "val_accuracy=0.93", "--workers", "2", "--yes")
 
     assert outcome.stdout, outcome.stderr
     assert outcome.report["job"]["state"] == "succeeded", outcome.stderr
-    assert "1,437 samples in batches of 64, 20 epochs, AdamW, val_accuracy" in outcome.stderr
+    assert f"prepare: {found}" in outcome.stderr
 
 
 def test_a_script_without_the_calls_is_told_what_it_misses(make_job: Callable[..., Job]) -> None:

@@ -352,3 +352,52 @@ def test_without_a_job_the_calls_do_nothing(tmp_path: Path) -> None:
     elastic.log(loss=1.0)
     light = "import sys, scavenger.torch; assert not {'torch', 'numpy', 'tensorflow'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", light], check=True, timeout=60)
+
+
+# ---- trainers of other libraries ---------------------------------------------------------------------------
+
+_TRANSFORMERS = """
+import torch
+from transformers import Trainer, TrainingArguments
+import scavenger.torch as elastic
+trainer = Trainer(torch.nn.Linear(2, 2), TrainingArguments("runs", use_cpu=True, report_to="none", {}))
+elastic.prepare(trainer)
+"""
+_LIGHTNING = """
+import lightning
+import scavenger.torch as elastic
+trainer = lightning.Trainer(accelerator="cpu", logger=False, {})
+elastic.prepare(trainer)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "setting", "told"),
+    [
+        (
+            _TRANSFORMERS,
+            "gradient_accumulation_steps=4",
+            "train.py:6: gradient_accumulation_steps=4 of the trainer",
+        ),
+        (_TRANSFORMERS, "max_steps=100", "write num_train_epochs"),
+        (_TRANSFORMERS, "num_train_epochs=2.5", "a job has whole epochs"),
+        (
+            _TRANSFORMERS,
+            "num_train_epochs=2",
+            "train.py:6: the script has ended, and the trainer has not trained",
+        ),
+        (_LIGHTNING, "devices=2, strategy='ddp'", "train.py:5: a trainer of 2 processes"),
+        (_LIGHTNING, "max_epochs=2, accumulate_grad_batches=3", "at_once=SAMPLES"),
+        (_LIGHTNING, "max_steps=100", "write max_epochs"),
+        (_LIGHTNING, "max_epochs=2, val_check_interval=0.5", "a job has whole epochs"),
+    ],
+)
+def test_what_a_trainer_is_set_to_do_and_a_job_does_not_is_refused(
+    run: Any, script: str, setting: str, told: str
+) -> None:
+    pytest.importorskip("transformers" if script is _TRANSFORMERS else "lightning")
+    with pytest.raises(ScavengerError) as refused:
+        run(script.format(setting))
+
+    assert told in str(refused.value)

@@ -124,7 +124,7 @@ def run_script(script: Script, run: ScriptRun) -> None:
             ) from error
     if run.prepared is None:
         raise TrainingCodeError(f"{script.path}: the script has ended without a call of elastic.prepare")
-    if not run.looped:
+    if not run.looped and run.library_epochs is None:
         raise TrainingCodeError(
             f"{script.path}: the script never loops over the loader that elastic.prepare returns"
         )
@@ -155,7 +155,7 @@ def look_at(script: Script, folder: str, seed: int) -> FitFound:
         )
     from scavenger.sdk.torch_script import TorchScript
 
-    found = run.prepared
+    found = getattr(run.prepared, "script", run.prepared)  # a trainer's, or the script's own
     assert isinstance(found, TorchScript)
     replica, batches = found.replica, found.batches
     return FitFound(
@@ -164,7 +164,7 @@ def look_at(script: Script, folder: str, seed: int) -> FitFound:
         weights=sum(p.numel() for p in replica.module.parameters() if p.requires_grad),
         samples=batches.samples,
         validation_samples=0,
-        batch_size=min(batches.loader.batch_size, batches.samples),
+        batch_size=min(batches.batch_size, batches.samples),
         epochs=run.epochs,
         optimizer=type(replica.optimizer).__name__,
         metrics=metrics_of(script, folder),
