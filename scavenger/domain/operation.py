@@ -20,7 +20,7 @@ REASON_PATTERN = r"^[^\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]*
 """What a reason is made of: no control characters, ends of lines, or changes of direction, which would rule the
 terminal that shows it. The same for Python, JSON Schema and Rust."""
 
-PAUSED_BY = "paused by pool"
+PAUSED_BY = "paused by"
 """Begins the reason of a job's end after which it waits for slots of its pool."""
 
 _WORKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

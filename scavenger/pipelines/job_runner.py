@@ -21,7 +21,8 @@ from scavenger.api.submitting import SubmitRequest, resumed, submit
 from scavenger.control.jobs.renewal import renewed
 from scavenger.control.jobs.variables import asked_variables
 from scavenger.domain.document import report_from_document
-from scavenger.domain.operation import StopJob
+from scavenger.domain.job import JobSpec
+from scavenger.domain.operation import StopJob, TakeShare
 from scavenger.domain.overrides import Renewal
 from scavenger.domain.report import Observer, PhaseChanged, Predicted
 from scavenger.errors import (
@@ -46,8 +47,8 @@ from scavenger.train.engines.warm import WarmServers
 
 if TYPE_CHECKING:
     from scavenger.control.jobs.job_run import JobRun
+    from scavenger.control.jobs.pool_seat import PoolSeat
     from scavenger.control.provisioning.kept_vms import KeptVms
-    from scavenger.domain.job import JobSpec
     from scavenger.store import Store
     from scavenger.store.records import JobRecord
 
@@ -119,6 +120,7 @@ class JobRunner:
         observer: Observer | None = None,
         job_id: str | None = None,
         approved: Predicted | None = None,
+        seat: PoolSeat | None = None,
     ) -> Run:
         """As `optimize`, but a job that fails once it has begun is returned, too: see `Run.state` and `Run.error`.
 
@@ -127,13 +129,14 @@ class JobRunner:
             observer: Receives what happens.
             job_id: A new UUID, which is to be the job's id; None, and for a server's job, to leave that open.
             approved: What was predicted of it before, which it is held against; None for its own prediction.
+            seat: Of a job of this program that shares workers with others; see `JobRun`.
 
         Raises:
             ScavengerError: If it cannot begin.
         """
         if isinstance(self._source, Remote):
             return self._there(job, observer).against(approved)
-        return self._here(job, run=True, observer=observer, job_id=job_id, approved=approved)
+        return self._here(job, run=True, observer=observer, job_id=job_id, approved=approved, seat=seat)
 
     def resume(
         self,
@@ -142,6 +145,7 @@ class JobRunner:
         observer: Observer | None = None,
         budget: str | float | None = None,
         deadline_s: float | None = None,
+        seat: PoolSeat | None = None,
         new_budget: str | float | None = None,
         new_deadline: str | None = None,
         new_max_epochs: int | None = None,
@@ -154,6 +158,7 @@ class JobRunner:
             observer: Receives what happens.
             budget: US dollars that it may cost from now on, if that is less than its own budget leaves.
             deadline_s: The same of its time, seconds. A job of a server has its own deadline alone.
+            seat: As of `attempt`.
             new_budget: Budget of the job in place of its own, US dollars: for all its attempts, and not below its own.
             new_deadline: The same of its deadline, as `8h`.
             new_max_epochs: The same of its `goal.max_epochs`, for one that missed its target, say.
@@ -174,7 +179,9 @@ class JobRunner:
         own_usd = own_limit_usd(record, before_usd)
         most_usd = min((usd for usd in (given, own_usd) if usd is not None), default=None)
         if isinstance(self._source, Local):
-            return self._resumed_here(record.id, spec, observer, most_usd, before_usd, deadline_s)
+            if seat is not None:
+                spec = seat.within(JobSpec.model_validate(record.spec))
+            return self._resumed_here(record.id, spec, observer, most_usd, before_usd, deadline_s, seat)
         with self._set_aside.handing(most_usd, before_usd) as handing:
             check_own_limit(record, before_usd, handing.usd)
             study_usd = self._of_study.get(threading.get_ident())
@@ -298,7 +305,9 @@ class JobRunner:
         with self._lock:  # it is opened by the first who needs it
             return self._source.store
 
-    def _here(self, job: Job, *, run: bool, observer: Observer | None, **more: Any) -> Run:
+    def _here(
+        self, job: Job, *, run: bool, observer: Observer | None, seat: PoolSeat | None = None, **more: Any
+    ) -> Run:
         from scavenger.control.jobs.job_run import JobRun
         from scavenger.control.jobs.prepared import prepare_job
 
@@ -306,10 +315,11 @@ class JobRunner:
         thread = threading.get_ident()
         with self._budget.allowance(job.spec.constraints.budget) as allowance:
             spec = self.tracked(limited(job, allowance.usd)).spec
+            spec = spec if seat is None else seat.within(spec)
 
             def begin(store: Store, seen: Observer) -> JobRun:
                 prepared = prepare_job(spec, job.path, warm=self._warm, kept=self._keeping.get(thread))
-                return JobRun(prepared, store=store, observer=seen, run=run, confirm=None, **more)
+                return JobRun(prepared, store=store, observer=seen, run=run, confirm=None, seat=seat, **more)
 
             return self._driven(begin, allowance, observer)
 
@@ -321,6 +331,7 @@ class JobRunner:
         most_usd: float | None,
         before_usd: float,
         left_s: float | None,
+        seat: PoolSeat | None,
     ) -> Run:
         from scavenger.control.jobs.resume import resume_job
 
@@ -339,6 +350,7 @@ class JobRunner:
                     kept=self._keeping.get(thread),
                     budget_usd=budget_usd,
                     left_s=left_s,
+                    seat=seat,
                 )
 
             return self._driven(begin, allowance, observer, before_usd)
@@ -487,10 +499,16 @@ class JobRunner:
         finally:
             store.release(job_id)
 
-    def running_job(self, thread: int) -> RunningJob | None:
-        """The job that a thread of this program runs by this client, to be asked for changes; None if it runs none."""
+    def give(self, thread: int, share: TakeShare, by: str) -> None:
+        """Ask the job that a thread of this program runs by this client to take another share; none if there is none.
+
+        Raises:
+            ScavengerError: It cannot be asked at this moment.
+        """
         run = self._running.get(thread)
-        return self.running(run.job_id) if run is not None and run.job_id else None
+        if run is not None and run.job_id:
+            self._store().submit_operation(run.job_id, share, by)
+            run.knock()
 
     def _there(self, job: Job, observer: Observer | None, *, run: bool = True) -> Run:
         return self._awaited(self._handed_over(job, run=run).id, observer)

@@ -1,119 +1,154 @@
-"""Workers that trials of a study share which run at once: those of an ended one are given to the others."""
+"""Workers that trials of a study share which run at once: a pool of the study, whose jobs are its trials."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from datetime import UTC, datetime
 
+from scavenger.control.jobs.pool_seat import PoolSeat
+from scavenger.control.pools.asked import AskedJobs
+from scavenger.domain.operation import TakeShare
+from scavenger.domain.pool import Pool, PoolShare
 from scavenger.errors import ConfigurationError, ScavengerError
-from scavenger.policy.worker_shares import Sharer, next_shares
+from scavenger.scheduler.jobs.allotting import Rules
+from scavenger.scheduler.jobs.moving import Wanted, moves
+from scavenger.scheduler.jobs.policies import Even
+from scavenger.scheduler.jobs.seeing import PoolJob, Sizes, decided
 
 __all__ = ["WorkerShares"]
 
-_AGAIN_S = 0.3
-"""How soon a job is asked again that could not be scaled, as its choice was not made yet."""
+_RULES = Rules(Even(keeps=True))
+_LOOK_S = 1.0
+"""Longest pause until jobs are asked again that could not be asked, or have refused."""
 
 log = logging.getLogger(__name__)
 
-Scale = Callable[[int], bool]
-"""Has a job train with so many workers, and waits for it; returns False if it was refused, as before its choice."""
+Ask = Callable[[TakeShare], None]
+"""Asks a job to take a share; raises `ScavengerError` if it cannot be asked at this moment."""
 
 
 class _Member:
     """One trial.
 
     Attributes:
-        begin: The number that it begins with; 0 while it waits.
-        moving: Whether its job is being asked for another size.
-        ended: Whether it has ended.
+        seat: None while it waits.
+        unasked: What its job is still to be asked for.
     """
 
-    def __init__(self, sharer: Sharer, scale: Scale) -> None:
-        self.sharer, self.scale, self.begin = sharer, scale, 0
-        self.moving = self.ended = False
+    def __init__(self, number: int, sizes: Sizes, ask: Ask) -> None:
+        self.number, self.sizes, self.ask = number, sizes, ask
+        self.seat: PoolSeat | None = None
+        self.unasked: TakeShare | None = None
+
+    @property
+    def id(self) -> str:
+        return f"trial {self.number}"
+
+    def as_job(self, share: PoolShare | None) -> PoolJob:
+        seat = self.seat
+        standing = None if seat is None else seat.standing()
+        return PoolJob(self.id, "", 0, self.number, self.sizes, 0.0, standing, share, queued=seat is None)
 
 
 class WorkerShares:
     """Workers that several trials have together; safe to use from several threads.
 
+    A job is asked for another number of workers by an operation that it answers later, as in the pool of a server; a
+    thread that is there while any trial is watches for the answers.
+
     Args:
+        study: Name of the study.
         limit: The most that all have at any time.
     """
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._members: list[_Member] = []  # in the order in which they came
-        self._changed = threading.Condition()
+    def __init__(self, study: str, limit: int) -> None:
+        self.name, self.limit = f"study {study}", limit
+        self._pool = Pool(study, limit, "even")
+        self._members: list[_Member] = []
+        self._shares: dict[str, PoolShare] = {}
+        self._count = self._number = 0
+        self._asked = AskedJobs(time.monotonic)
+        self._changed, self._due = threading.Condition(), threading.Event()
+        self._watcher: threading.Thread | None = None
 
     @property
     def in_use(self) -> int:
         """How many the trials may have now."""
         with self._changed:
-            return sum(one.sharer.has for one in self._members)
+            return sum(share.counts for share in self._shares.values())
 
     @contextmanager
-    def share(self, fewest: int, most: int, scale: Scale) -> Iterator[int]:
-        """Wait for workers of a trial, which has them while the block runs; gives the number to begin with.
+    def share(self, sizes: Sizes, ask: Ask) -> Iterator[PoolSeat]:
+        """Wait for workers of a trial, which has them while the block runs; gives its seat.
 
         Args:
-            fewest, most: The workers that it can run with.
-            scale: Called on threads of their own, one at a time.
+            sizes: The workers that it can run with.
+            ask: Called on any thread.
 
         Raises:
             ConfigurationError: If it needs more than there are.
         """
-        if fewest > self.limit:
+        if sizes.least > self.limit:
             raise ConfigurationError(
-                f"a trial needs {fewest} workers, and the study's trials have {self.limit} together; raise workers= "
-                "of the study, or lower search.workers"
+                f"a trial needs {sizes.least} workers, and the study's trials have {self.limit} together; raise "
+                "workers= of the study, or lower search.workers"
             )
-        member = _Member(Sharer(fewest, most), scale)
         with self._changed:
+            self._count += 1
+            member = _Member(self._count, sizes, ask)
             self._members.append(member)
         try:
             with self._changed:
-                self._divide()
-                self._changed.wait_for(lambda: member.begin > 0)
-            yield member.begin
+                self._decide()
+                if self._watcher is None:
+                    self._watcher = threading.Thread(target=self._watch, name="scavenger-shares", daemon=True)
+                    self._watcher.start()
+                self._changed.wait_for(lambda: member.seat is not None)
+            assert member.seat is not None
+            yield member.seat
         finally:
             with self._changed:
-                member.ended = True
                 self._members.remove(member)
-                self._divide()
-                self._changed.wait_for(lambda: not member.moving)  # an ended job answers at once
+                self._decide()
+            self._due.set()
 
-    def _divide(self) -> None:
-        """Give each what it is to have next; called with the lock."""
-        following = next_shares([one.sharer for one in self._members], self.limit)
-        for one, size in zip(tuple(self._members), following, strict=True):
-            before = one.sharer.has
-            if size == before or one.moving:
-                continue
-            if size > before:  # what it has not yet is set aside for it
-                one.sharer = replace(one.sharer, has=size)
-            if not before:
-                one.begin = size
+    def _watch(self) -> None:
+        while True:
+            self._due.wait(_LOOK_S)
+            self._due.clear()
+            with self._changed:
+                if not self._members:
+                    self._watcher = None
+                    return
+                self._decide()
+
+    def _decide(self) -> None:
+        """Decide who has how many, and ask those whose number changes; called with the lock."""
+        jobs = [
+            self._asked.heard(self._pool, member.as_job(self._shares.get(member.id)))
+            for member in self._members
+        ]
+        decision, number = decided(self._pool, jobs, self._number, _RULES), self._number + 1
+        wanted = {job_id: Wanted(slots) for job_id, slots in decision.slots.items()}
+        self._shares, done = moves(self._pool, jobs, wanted, number, datetime.now(UTC))
+        members = {member.id: member for member in self._members}
+        self._asked.forget(members)
+        for move in done:
+            self._number = number
+            if move.kind == "begin":
+                members[move.job].seat = PoolSeat(self.name, self._shares[move.job], changed=self._due)
+                self._changed.notify_all()
             else:
-                one.moving = True
-                threading.Thread(
-                    target=self._move, args=(one, before, size), name="scavenger-shares", daemon=True
-                ).start()
-        self._changed.notify_all()
-
-    def _move(self, member: _Member, before: int, size: int) -> None:
-        """Have a job train with another number of workers, and note what it has then."""
-        has = max(before, size)  # where it is not known, it may have either
-        done = False
-        try:
-            done = member.scale(size)
-            has = size if done else before
-        except ScavengerError as error:
-            log.info("a trial was to have %d workers instead of %d: %s", size, before, error)
-        with self._changed:
-            if not done:
-                self._changed.wait_for(lambda: member.ended, timeout=_AGAIN_S)
-            member.sharer, member.moving = replace(member.sharer, has=has), False
-            self._divide()
+                self._asked.ask(move)
+                members[move.job].unasked = TakeShare(move.slots, number)
+        for member in self._members:
+            if (share := member.unasked) is not None:
+                try:
+                    member.ask(share)
+                    member.unasked = None
+                except ScavengerError as error:  # it does something else, or is about to end
+                    log.info("%s is to have %d workers: %s", member.id, share.slots, error)

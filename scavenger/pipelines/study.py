@@ -32,10 +32,12 @@ from scavenger.presentation.formatting import (
     plural,
     quantity,
 )
+from scavenger.scheduler.jobs.seeing import sizes_of
 from scavenger.store.operations import KEPT
 from scavenger.store.records import LIVE_STATES
 
 if TYPE_CHECKING:
+    from scavenger.control.jobs.pool_seat import PoolSeat
     from scavenger.pipelines.job_runner import JobRunner
     from scavenger.store.records import JobRecord
 
@@ -85,7 +87,7 @@ class Study:
         if workers is not None and workers < 1:
             raise ConfigurationError(f"a study's workers= is at least 1, not {workers}")
         self.name, self.at_once = name, at_once
-        self.shares = None if workers is None else WorkerShares(workers)
+        self.shares = None if workers is None else WorkerShares(name, workers)
         self._client = client
         self._budget_usd, self._deadline_s = dollars(budget), _seconds(deadline, "deadline")
         self._kept = KeptVms(name, _seconds(keep_vms, "keep_vms") or 0.0)
@@ -124,38 +126,18 @@ class Study:
             return before
         # one that was stopped would go on with the limit that stopped it
         resumes = before is not None and before.state != "stopped"
-        with self._sharing(made, resumes) as workers:
-            return self._run(
-                made.with_settings(workers), key, opened, before if resumes else None, on_epoch, observer
-            )
+        with self._seated(made) as seat:
+            return self._run(made, key, opened, before if resumes else None, on_epoch, observer, seat)
 
     @contextmanager
-    def _sharing(self, job: Job, resumes: bool) -> Iterator[dict[str, Any]]:
-        """Wait for workers if the trials share them; gives the settings that keep a job to its own."""
+    def _seated(self, job: Job) -> Iterator[PoolSeat | None]:
+        """Wait for workers if the trials share them; gives what keeps a job to its own."""
         if self.shares is None:
-            yield {}
+            yield None
             return
-        thread, sizes, (fewest, most) = threading.get_ident(), job.spec.worker_counts, job.spec.elastic_range
-        most = max(fewest, min(most, self.shares.limit))
-
-        def scale(workers: int) -> bool:
-            running = self._client.running_job(thread)
-            if running is None:
-                return False
-            try:
-                running.scale_to(workers)
-            except ConfigurationError:  # refused
-                return False
-            return True
-
-        # one that goes on is made as it was, with as many as that allows
-        with self.shares.share(most if resumes else max(fewest, sizes[0]), most, scale) as begin:
-            yield {
-                "search.workers": [size for size in sizes if size <= begin],
-                "elastic.min": fewest,
-                "elastic.max": most,
-                "elastic.policy": "fixed",
-            }
+        thread, client, by = threading.get_ident(), self._client, self.shares.name
+        with self.shares.share(sizes_of(job.spec), lambda share: client.give(thread, share, by)) as seat:
+            yield seat
 
     def _run(
         self,
@@ -165,6 +147,7 @@ class Study:
         before: Trial | None,
         on_epoch: Callable[[EpochRecord], bool] | None,
         observer: Observer | None,
+        seat: PoolSeat | None,
     ) -> Trial:
         self._look_again(opened)
         share = 1.0 / max(1, self.at_once - len(opened.running) - opened.elsewhere)
@@ -183,7 +166,7 @@ class Study:
                 opened.begun.append(begun)
                 trial: Trial | None = None
                 try:
-                    trial = self._ran(job.with_settings(changes), job_id, before, watched)
+                    trial = self._ran(job.with_settings(changes), job_id, before, watched, seat)
                     return trial
                 finally:  # also of one that Ctrl-C ended
                     self._count(allowance, opened, key, before, trial, begun)
@@ -221,19 +204,22 @@ class Study:
                 return replace(self._known(record, self._client.cost_of(record.id)), known=False)
         return None
 
-    def _ran(self, job: Job, job_id: str, before: Trial | None, observer: Observer) -> Trial:
+    def _ran(
+        self, job: Job, job_id: str, before: Trial | None, observer: Observer, seat: PoolSeat | None
+    ) -> Trial:
         if before is not None:
             limits = job.spec.constraints
             try:
                 run = self._client.resume(
-                    before.id, observer=observer, budget=limits.budget, deadline_s=limits.deadline
+                    before.id, observer=observer, budget=limits.budget, deadline_s=limits.deadline, seat=seat
                 )
                 return self._trial(run, job.params)
             except (ConfigurationError, LimitReachedError):
                 # it has no checkpoint, or its server would have it cost more: it begins again, as another job
                 job_id = str(uuid.uuid4())
                 self._open().mine[job_id] = 0.0
-        return self._trial(self._client.attempt(job, observer=observer, job_id=job_id), job.params)
+        run = self._client.attempt(job, observer=observer, job_id=job_id, seat=seat)
+        return self._trial(run, job.params)
 
     def _trial(self, run: Run, params: Mapping[str, Any]) -> Trial:
         try:

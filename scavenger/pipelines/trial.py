@@ -20,7 +20,7 @@ _OVER: tuple[JobState, ...] = ("succeeded", "target_missed")
 _ITS_OWN = (ConfigurationError.exit_code, TrainingError.exit_code)
 _OTHERWISE_ALIKE = ("name", "constraints", "search", "output", "trackers")
 """Keys of a job that do not make another trial of it: where and under which limits it runs."""
-_SIZE = ("min", "max", "policy", "aggregators", "aggregator_vms")
+_SIZE = ("min", "max", "policy", "straggler", "aggregators", "aggregator_vms")
 """Keys of `elastic` that do not, either: how many workers it may have when, and on how many VMs they are summed up
 (of which a record has the number that was chosen)."""
 

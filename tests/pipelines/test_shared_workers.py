@@ -6,10 +6,11 @@ import json
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pipeline_code
@@ -17,11 +18,15 @@ import pytest
 from waiting import wait_for
 
 from scavenger import Client, Job
+from scavenger.control.jobs.pool_seat import PoolSeat
 from scavenger.domain.measurement import EpochRecord
+from scavenger.domain.operation import TakeShare
+from scavenger.domain.pool import JobStanding, PoolShare, RatePoint
 from scavenger.domain.report import Event, Observer, PhaseChanged, ViewChanged
 from scavenger.errors import ConfigurationError, TransientError
 from scavenger.pipelines.sharing import WorkerShares
 from scavenger.pipelines.study import trial_key
+from scavenger.scheduler.jobs.seeing import Sizes
 
 JOB = Job(
     pipeline_code.model,
@@ -119,103 +124,113 @@ def test_trials_at_once_never_have_more_workers_than_the_study_and_take_over_tho
         assert {samples[epoch] for epoch in whole} == {pipeline_code.WAITED}
 
 
-def test_a_trial_waits_for_its_workers_and_a_refused_change_is_asked_again() -> None:
-    shares, asked = WorkerShares(3), list[int]()
-    answers = iter([False, TransientError("it is busy"), True])
+class Shared:
+    """One job that has a share while its thread runs, and answers as the test says."""
 
-    def scale(workers: int) -> bool:
-        asked.append(workers)
-        answer = next(answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    def __init__(self, shares: WorkerShares, least: int, most: int) -> None:
+        self.shares, self.sizes = shares, Sizes(least, most, most)
+        self.asked = list[TakeShare]()
+        self.seat: PoolSeat | None = None
+        self.busy = False
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
 
-    begun, go = threading.Event(), threading.Event()
+    def __enter__(self) -> Shared:
+        self._thread.start()
+        return self
 
-    def other() -> None:
-        with shares.share(1, 1, lambda workers: True) as workers:
-            assert workers == 1
-            begun.set()
-            go.wait(10)
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(10)
 
-    with shares.share(1, 3, scale) as workers:
-        assert workers == 3
-        thread = threading.Thread(target=other)
-        thread.start()
-        assert begun.wait(10)
-        assert asked == [2, 2, 2]
-        assert shares.in_use == 3
-        answers = iter([True])
-        go.set()
-        thread.join()
-        wait_for(lambda: asked == [2, 2, 2, 3], within_s=10)
+    def _run(self) -> None:
+        with self.shares.share(self.sizes, self._ask) as self.seat:
+            self._over.wait(30)
+
+    def _ask(self, share: TakeShare) -> None:
+        if self.busy:
+            raise TransientError("it is busy")
+        self.asked.append(share)
+
+    @property
+    def begun(self) -> int:
+        """The workers that it was begun with; 0 while it waits."""
+        return 0 if self.seat is None else self.seat.share.told
+
+    def trains(self, workers: int) -> None:
+        """Say that it trains with so many, and has answered whatever it was asked for."""
+        assert self.seat is not None
+        obeyed = self.asked[-1].allotment if self.asked else self.seat.share.since
+        self.seat._now = JobStanding(0, "training", workers, obeyed, curve=(RatePoint(workers, 1.0, True),))
+        self.seat.changed.set()
+
+
+def test_a_trial_waits_until_another_one_has_given_its_workers_back() -> None:
+    shares = WorkerShares("rates", 3)
+    with Shared(shares, 1, 3) as first:
+        wait_for(lambda: first.begun == 3, within_s=10)
+        with Shared(shares, 1, 1) as second:
+            time.sleep(0.1)
+            assert not first.asked  # it searches, and could not
+            first.busy = True
+            first.trains(3)
+            time.sleep(0.1)
+            first.busy = False
+            wait_for(lambda: [one.slots for one in first.asked] == [2], within_s=10)
+            assert not second.begun
+            assert shares.in_use == 3
+            first.trains(2)
+            wait_for(lambda: second.begun == 1, within_s=10)
+            assert shares.in_use == 3
+        wait_for(lambda: [one.slots for one in first.asked] == [2, 3], within_s=10)
     assert shares.in_use == 0
 
 
+def test_who_refuses_is_asked_again_later_and_nobody_has_its_workers_meanwhile() -> None:
+    shares = WorkerShares("rates", 2)
+    with Shared(shares, 1, 2) as first:
+        wait_for(lambda: first.begun == 2, within_s=10)
+        first.trains(2)
+        with Shared(shares, 1, 2) as second:
+            wait_for(lambda: len(first.asked) == 1, within_s=10)
+            first.trains(2)
+            wait_for(lambda: len(first.asked) == 2, within_s=10)
+            assert not second.begun
+            first.trains(1)
+            wait_for(lambda: second.begun == 1, within_s=10)
+
+
 def test_a_trial_that_is_interrupted_while_it_waits_takes_no_workers() -> None:
-    shares = WorkerShares(1)
+    shares = WorkerShares("rates", 1)
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGUSR1, interrupt)
     try:
-        with shares.share(1, 1, lambda workers: True):
+        with shares.share(Sizes(1, 1, 1), lambda share: None):
             timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
             timer.start()
-            with pytest.raises(KeyboardInterrupt), shares.share(1, 1, lambda workers: True):
+            with pytest.raises(KeyboardInterrupt), shares.share(Sizes(1, 1, 1), lambda share: None):
                 raise AssertionError("there are no workers for it")
             timer.join()
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert shares.in_use == 0
-    with shares.share(1, 1, lambda workers: True) as workers:
-        assert workers == 1
-
-
-def test_what_a_trial_is_given_before_it_has_woken_up_its_job_is_asked_to_take() -> None:
-    """It begins with what the shares know that it has, if its job takes no more."""
-    shares, asked, over = WorkerShares(2), list[int](), threading.Event()
-    begun = list[int]()
-
-    def scale(workers: int) -> bool:
-        asked.append(workers)
-        return False
-
-    def third() -> None:
-        with shares.share(1, 2, scale) as workers:
-            begun.append(workers)
-            over.wait(10)
-
-    with ExitStack() as others:
-        for _ in range(2):
-            others.enter_context(shares.share(1, 1, lambda workers: True))
-        waiting = threading.Thread(target=third)
-        waiting.start()
-        wait_for(lambda: len(shares._members) == 3, within_s=10)
-        with shares._changed:  # it wakes up when both have ended
-            others.close()
-    wait_for(lambda: bool(begun), within_s=10)
-    wait_for(lambda: bool(asked), within_s=10)
-    assert begun == [1]
-    assert set(asked) == {2}
-    over.set()
-    waiting.join(10)
-    assert shares.in_use == 0
+    with shares.share(Sizes(1, 1, 1), lambda share: None) as seat:
+        assert seat.share.told == 1
 
 
 def test_a_trial_that_could_never_begin_is_refused() -> None:
     with (
         pytest.raises(ConfigurationError, match="needs 4 workers, and the study's trials have 3 together"),
-        WorkerShares(3).share(4, 4, lambda workers: True),
+        WorkerShares("rates", 3).share(Sizes(4, 4, 4), lambda share: None),
     ):
         pass
 
 
 def test_a_trial_is_the_same_whatever_its_share_was() -> None:
-    small = JOB.with_settings(
-        {"search.workers": [1], "elastic.min": 1, "elastic.max": 2, "elastic.policy": "fixed"}
-    )
-    assert trial_key(small.spec.written()) == trial_key(JOB.spec.written())
+    small = PoolSeat("study rates", PoolShare(1, 1, 1, 1)).within(JOB.spec)
+    assert trial_key(small.written()) == trial_key(JOB.spec.written())
     weak = JOB.with_settings({"elastic.batch": "weak"})
     assert trial_key(weak.spec.written()) != trial_key(JOB.spec.written())

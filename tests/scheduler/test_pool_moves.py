@@ -22,7 +22,9 @@ from scavenger.domain.pool import (
     UserPart,
     WorkLeft,
 )
+from scavenger.scheduler.jobs.allotting import Rules
 from scavenger.scheduler.jobs.moving import Wanted, moves, next_allotment
+from scavenger.scheduler.jobs.policies import Even
 from scavenger.scheduler.jobs.policy_table import POLICIES
 from scavenger.scheduler.jobs.seeing import PoolJob, Sizes, decided, rates_of, sizes_in
 
@@ -296,3 +298,27 @@ def test_rates_pass_through_the_points_of_the_curve(points: list[tuple[int, floa
 
 def test_every_policy_has_a_name_in_settings() -> None:
     assert set(POLICY_NAMES) == set(POLICIES)
+
+
+@pytest.mark.parametrize(
+    ("slots", "sizes", "expected"),
+    [
+        (4, [(1, 4)], [4]),
+        (4, [(1, 4), (1, 4)], [2, 2]),
+        (4, [(1, 4), (1, 4), (1, 4)], [2, 1, 1]),
+        (4, [(1, 1), (1, 4)], [1, 3]),
+        (2, [(1, 2), (1, 2), (1, 2)], [1, 1, 0]),
+        (4, [(1, 4), (4, 4), (1, 4)], [4, 0, 0]),  # the last does not overtake the one that waits
+        (8, [(1, 2), (1, 2)], [2, 2]),
+    ],
+)
+def test_parts_of_a_study_are_even_and_nobody_overtakes(
+    slots: int, sizes: list[tuple[int, int]], expected: list[int]
+) -> None:
+    known = JobStanding(0, "waiting", curve=(RatePoint(1, 1.0, True),))
+    jobs = [
+        PoolJob(str(number), "", 0, number, Sizes(least, most, most), 0.0, known, None, queued=True)
+        for number, (least, most) in enumerate(sizes)
+    ]
+    found = decided(Pool("rates", slots, "even"), jobs, 0, Rules(Even(keeps=True)))
+    assert list(found.slots.values()) == expected

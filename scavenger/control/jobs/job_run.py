@@ -27,7 +27,7 @@ from scavenger.control.training.goal import Goal
 from scavenger.control.training.history import EarlierAttempts
 from scavenger.control.training.journal import AUDIT_FILE, Journal, Journals
 from scavenger.control.training.limits import CLOSE_S, Limits
-from scavenger.control.training.operations import OperationHandler
+from scavenger.control.training.operations import OperationHandler, knock
 from scavenger.control.training.recorder import Recorder, refuse_second_run
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.pool import POOL
@@ -119,6 +119,12 @@ class JobRun:
             if self._seat is not None:
                 self._seat.pausing()
         self.request_stop(reason)
+
+    def knock(self) -> None:
+        """Have it look for a requested operation at once, and not within a second."""
+        if self._recorder_in_use is not None:
+            with contextlib.suppress(OSError):
+                knock(self._work_dir(self._recorder_in_use))
 
     @property
     def supervisor(self) -> JobSupervisor | None:

@@ -22,14 +22,12 @@ class PoolSeat:
     """The seat of one run of a job.
 
     Args:
-        pool: Name of the pool.
+        pool: What decides on its size, for users: `pool gpu`, or `study rates`.
         share: What the job was begun with.
         token: Of the lease of its runner.
         attained_slot_s: What it had by its earlier runners.
+        changed: Set when the standing says something else than a moment ago; None for an event of its own.
         clock: Monotonic seconds.
-
-    Attributes:
-        changed: Set when the standing says something else than a moment ago.
     """
 
     def __init__(
@@ -37,12 +35,13 @@ class PoolSeat:
         pool: str,
         share: PoolShare,
         *,
-        token: int,
-        attained_slot_s: float,
+        token: int = 0,
+        attained_slot_s: float = 0.0,
+        changed: threading.Event | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pool, self.share = pool, share
-        self.changed = threading.Event()
+        self.changed = threading.Event() if changed is None else changed
         self._clock = clock
         self._began_at = self._counted_at = clock()
         self._attained_slot_s = attained_slot_s

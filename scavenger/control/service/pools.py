@@ -13,41 +13,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from scavenger.control.pools.asked import Asked, AskedJobs
 from scavenger.control.pools.standing import change_limit_s, sizes_by_file
 from scavenger.domain.operation import TakeShare
 from scavenger.domain.pool import JobStanding, Pool, PoolAllotment, PoolShare, pool_of
 from scavenger.domain.submission import Backlog, RunnerSeen, Submission
-from scavenger.logs import of_job
 from scavenger.presentation.formatting import duration, plural
 from scavenger.scheduler.jobs.moving import Move, Wanted, moves, next_allotment
-from scavenger.scheduler.jobs.seeing import PoolDecision, PoolJob, Sizes, counted, decided, sizes_in
+from scavenger.scheduler.jobs.seeing import PoolDecision, PoolJob, Sizes, decided, sizes_in
 from scavenger.store import Store
 
 logger = logging.getLogger(__name__)
 
 DECIDE_S = 10.0
 """A pool is decided on anew after so long, whatever happens."""
-_REST_MAX_S = 60.0
-"""Longest pause until a job that has refused is asked again."""
-
-
-@dataclass(slots=True)
-class _Asked:
-    """What a job was asked for, and what came of it.
-
-    Attributes:
-        slots: That it was asked for last.
-        since_s: When it was first asked for what it has not done.
-        answered: Whether it has answered since it was asked last.
-        refused: How often in a row it came to nothing.
-        until_s: It is not asked again before.
-    """
-
-    slots: int
-    since_s: float
-    answered: bool = False
-    refused: int = 0
-    until_s: float = -math.inf
 
 
 @dataclass(slots=True)
@@ -102,7 +81,7 @@ class Pools:
         self._sizes: dict[str, Sizes] = {}
         self._ages = _Ages(clock)
         self._limits_s: dict[str, float] = {}
-        self._asked: dict[str, _Asked] = {}
+        self._asked = AskedJobs(clock)
         self._seen: object = None
         self._due_at = -math.inf
         self.waiting: Mapping[str, str] = {}
@@ -178,9 +157,7 @@ class Pools:
             ]
             decision, done, following = self._decided(pool, jobs, last, here, now)
             told += self._tell(name, done, following)
-            self._asked = {
-                key: one for key, one in self._asked.items() if key in told or not _at_rest(key, jobs)
-            }
+            self._asked.settle(jobs, told)
             begin |= {move.job for move in done if move.kind == "begin"}
             waiting |= _waiting(pool, jobs, following, here, begin)
             late |= {job.id: job.share.late for job in jobs if job.share is not None and job.share.late}
@@ -189,7 +166,7 @@ class Pools:
         self._ages.forget(here_now)
         self._sizes = {key: one for key, one in self._sizes.items() if key in here_now}
         self._limits_s = {key: one for key, one in self._limits_s.items() if key in running}
-        self._asked = {key: one for key, one in self._asked.items() if key in running}
+        self._asked.forget(running)
         self._seen, self._due_at = self._signature(backlog, able), self._clock() + max(0.5, again_s)
         self.waiting, self.late = waiting, late
         return PoolsDecided(frozenset(begin), waiting, tuple(told))
@@ -220,8 +197,7 @@ class Pools:
         for move in done:
             if move.kind == "begin":
                 continue
-            asked = self._asked.setdefault(move.job, _Asked(move.slots, self._clock()))
-            asked.slots, asked.answered = move.slots, False
+            self._asked.ask(move)
             self._store.submit_operation(move.job, TakeShare(move.slots, allotment.number), f"pool {name}")
             told.append(move.job)
         return told
@@ -255,34 +231,17 @@ class Pools:
         )
         if waits:
             return job
-        heard = job if job.held_back else self._heard(pool, job)
+        heard = job if job.held_back else self._asked.heard(pool, job)
         return heard if share is None else replace(heard, share=replace(share, late=self._late(one, heard)))
 
     def _busy(self, job_id: str) -> bool:
         return self._store.open_operation(job_id) is not None
 
-    def _heard(self, pool: Pool, job: PoolJob) -> PoolJob:
-        """The job, held back for a while if it has not done what it was asked for."""
-        asked = self._asked.get(job.id)
-        if asked is None or not job.answered:
-            return job
-        settled = counted(pool, job)
-        if not asked.answered and settled is not None:
-            refused = settled.told != asked.slots
-            asked.refused = asked.refused + 1 if refused else 0
-            rest_s = min(_REST_MAX_S, 2.0**asked.refused) if refused else 0.0
-            asked.answered, asked.until_s = True, self._clock() + rest_s
-            if refused:
-                of_job(logger, job.id).warning(
-                    "the job did not take its share, and is asked again in %.0f s", rest_s
-                )
-        return replace(job, held_back=self._clock() < asked.until_s)
-
     def _late(self, one: Submission, job: PoolJob) -> str:
         """Why the job has not done what it was told for longer than its limit; empty if it has, or may still."""
-        share, asked, now_s = job.share, self._asked.get(one.id), self._clock()
+        share, asked, now_s = job.share, self._asked.by_job.get(one.id), self._clock()
         if asked is None and job.awaited and share is not None:  # by an earlier server
-            asked = self._asked[one.id] = _Asked(share.told, now_s)
+            asked = self._asked.by_job[one.id] = Asked(share.told, now_s)
         if share is None or asked is None or not (job.awaited or asked.refused):
             return ""
         if one.id not in self._limits_s:
@@ -306,11 +265,6 @@ def _all(backlog: Backlog) -> list[Submission]:
     """All submissions, in the order in which they came."""
     found = [*backlog.queued, *(seen.submission for seen in backlog.running)]
     return sorted(found, key=lambda one: one.number)
-
-
-def _at_rest(job_id: str, jobs: Sequence[PoolJob]) -> bool:
-    """Whether a job can change, and has done all that it was asked for."""
-    return any(job.id == job_id and job.answered and not job.held_back for job in jobs)
 
 
 def _pool(one: Submission) -> str:

@@ -149,7 +149,7 @@ class Runner:
             raise TransientError(f"pool {name} has no slots for it")
         before = store.standings([one.id]).get(one.id)
         return PoolSeat(
-            name,
+            f"pool {name}",
             share,
             token=self._fence.token,
             attained_slot_s=0.0 if before is None else before.attained_slot_s,

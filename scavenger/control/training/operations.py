@@ -49,7 +49,7 @@ class OperationHandler:
         measured: Receives each measurement of a profile.
         policy: `elastic.policy`, which may change the size after an operation has.
         folder: Of the job, for `knock`; None if nobody knocks.
-        pool: The pool that alone decides on the job's size; empty if the job is in none.
+        pool: The pool that alone decides on the job's size, as `pool gpu`; empty if the job is in none.
         pause: Ends the job so that it waits in the queue, given the reason.
         obeyed: Number of the allotment by which it was begun.
         answered: Called when an operation was answered.
@@ -136,10 +136,12 @@ class OperationHandler:
         if isinstance(operation, TakeShare):
             number = operation.allotment
             if number < self.obeyed:
-                return f"allotment {number} of pool {self._pool} is older than {self.obeyed}, which the job has had"
+                return (
+                    f"allotment {number} of {self._pool} is older than {self.obeyed}, which the job has had"
+                )
             return "" if self._pool else "the job is in no pool"
         if self._pool and not isinstance(operation, StopJob | ScaleAggregators):
-            return f"pool {self._pool} alone decides how many workers its jobs have"
+            return f"{self._pool} alone decides how many workers its jobs have"
         return ""
 
     def _take(self) -> None:

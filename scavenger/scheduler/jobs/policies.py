@@ -150,7 +150,7 @@ def rigid(
     )
 
 
-def elastic(seen: PoolSeen, order: IntArray, slots: IntArray) -> Plan:
+def elastic(seen: PoolSeen, order: IntArray, slots: IntArray, keeps: BoolArray | None = None) -> Plan:
     """A plan in which jobs may have from their least to what is of use to them."""
     fixed = seen.standing.fixed
     return Plan(
@@ -158,20 +158,23 @@ def elastic(seen: PoolSeen, order: IntArray, slots: IntArray) -> Plan:
         order=order,
         gang=needed(seen, seen.claims.least),
         most=np.where(fixed, slots, np.maximum(seen.useful, slots)),
-        keeps=np.zeros(seen.jobs, dtype=bool),
+        keeps=np.zeros(seen.jobs, dtype=bool) if keeps is None else keeps,
         level=seen.standing.level,
         promoted=np.zeros(seen.jobs, dtype=bool),
     )
 
 
-def beginning(seen: PoolSeen, order: IntArray) -> tuple[IntArray, IntArray]:
+def beginning(seen: PoolSeen, order: IntArray, keeps: BoolArray | None = None) -> tuple[IntArray, IntArray]:
     """What each job has before slots are given one by one, and the most that it can take.
+
+    Args:
+        keeps: As of `admit`.
 
     Returns:
         Its least for whoever fits in this order, and what is of use to it; 0 and 0 for the others.
     """
     need = needed(seen, seen.claims.least)
-    admitted = admit(order, need, seen.slots)
+    admitted = admit(order, need, seen.slots, keeps)
     least = np.where(admitted, need, 0)
     most = np.where(admitted, np.maximum(seen.useful, least), 0)
     return least, np.where(seen.standing.fixed, least, most)
@@ -209,15 +212,22 @@ def slot_seconds_left(seen: PoolSeen) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class Even(Patient):
-    """Even parts of the pool, within least and most; whoever was there first, where they do not suffice for all."""
+    """Even parts of the pool, within least and most; whoever was there first, where they do not suffice for all.
+
+    Attributes:
+        keeps: Whether nobody overtakes a job that waits, even if it needs more than there is.
+    """
+
+    keeps: bool = False
 
     def plan(self, seen: PoolSeen, patience: Patience) -> Plan:
         """See `Policy.plan`."""
         order = ranked(seen, patience, ~seen.runs)
-        least, most = beginning(seen, order)
+        keeps = np.ones(seen.jobs, dtype=bool) if self.keeps else None
+        least, most = beginning(seen, order, keeps)
         rows, slots = seen.arrival, np.zeros_like(least)
         slots[rows] = level_up(least[rows], most[rows], seen.slots)
-        return elastic(seen, order, slots)
+        return elastic(seen, order, slots, keeps)
 
 
 @dataclass(frozen=True, slots=True)

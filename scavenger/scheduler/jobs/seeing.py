@@ -184,17 +184,18 @@ class PoolDecision:
         return {job.id: count for job, count in zip(self.jobs, slots, strict=True)}
 
 
-def decided(pool: Pool, jobs: Iterable[PoolJob], number: int = 0) -> PoolDecision:
+def decided(pool: Pool, jobs: Iterable[PoolJob], number: int = 0, rules: Rules | None = None) -> PoolDecision:
     """See a pool, and share it out.
 
     Args:
         jobs: All that wait or run.
         number: Of the last allotment.
+        rules: None for those of the pool.
     """
     settled = (replace(job, share=counted(pool, job)) for job in jobs)
     rows = tuple(job for job in settled if job.queued or job.told)
     seen = seen_of(pool, rows, number)
-    return PoolDecision(rows, seen, allot(seen, rules_of(pool, users_of(rows))))
+    return PoolDecision(rows, seen, allot(seen, rules or rules_of(pool, users_of(rows))))
 
 
 def rates_of(points: Sequence[RatePoint], most: int) -> FloatArray:
