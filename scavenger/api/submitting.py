@@ -46,6 +46,14 @@ StudyBudget = Annotated[
         description="Budget of all jobs of this name and user, US dollars: the job gets at most what is left.",
     ),
 ]
+StudyWorkers = Annotated[
+    int | None,
+    Field(
+        strict=True,
+        ge=1,
+        description="Most workers that all jobs of this name and user have together, which must be in a pool.",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +98,7 @@ class SubmitRequest(JobRequest):
     """A job file on the server's machine, as `scavenger optimize JOB.yaml --detach` takes it."""
 
     study_budget: StudyBudget = None
+    study_workers: StudyWorkers = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +130,7 @@ class ResumeRequest:
         ),
     ] = None
     study_budget: StudyBudget = None
+    study_workers: StudyWorkers = None
     environment: Annotated[
         Variables,
         Field(description="Values of the job's secrets, in place of those that it had and the server's own."),
@@ -149,6 +159,7 @@ def submit(at: Local, request: SubmitRequest) -> SubmissionAnswer:
         priority=request.priority,
         idempotency_key=at.key,
         run=request.run,
+        study_workers=request.study_workers,
         environment=_given_secrets(prepared.job.secrets, request.environment),
     )
     made = at.write(lambda: at.store.submit(new, study_budget_usd=request.study_budget))
@@ -192,7 +203,14 @@ def resume(at: Local, job: JobKey, request: ResumeRequest) -> SubmissionAnswer:
             raise ConfigurationError(f"environment: {name} is no secret of the job; leave it out")
     spec = renewed(found, gathered(Renewal, request))
     store.check_resumable(found, spec=None if spec is None else spec.written())
-    again = partial(resubmission, found, store.submission(found.id), spec, audit=request.audit)
+    again = partial(
+        resubmission,
+        found,
+        store.submission(found.id),
+        spec,
+        audit=request.audit,
+        study_workers=request.study_workers,
+    )
     if at.caller is not None:  # within the server's writer, which reads no job file
         rents, given = bool(store.jobs_with_vms([found.id])), _given_secrets(secrets, request.environment)
         new = again(rents=rents, environment=given)
@@ -212,6 +230,7 @@ def resumed(
     *,
     audit: bool = False,
     study_budget: float | None = None,
+    study_workers: int | None = None,
 ) -> SubmittedJob:
     """Have a job go on, by a server with the values that its secrets have here; see `resume`.
 
@@ -221,7 +240,13 @@ def resumed(
     """
     secrets = () if isinstance(source, Local) else job.spec.get("secrets") or ()
     given = {name: os.environ[name] for name in secrets if name in os.environ}
-    request = ResumeRequest(**asdict(renewal), audit=audit, study_budget=study_budget, environment=given)
+    request = ResumeRequest(
+        **asdict(renewal),
+        audit=audit,
+        study_budget=study_budget,
+        study_workers=study_workers,
+        environment=given,
+    )
     return resume(source, job.id, request).submission
 
 

@@ -74,6 +74,8 @@ class NewSubmission:
         priority: Higher ones begin first.
         idempotency_key: A second submission of the same user with this key is the first one; None for no such check.
         run: False: it ends with the choice, as `scavenger plan` does.
+        study_workers: Most workers that all open jobs of this name and user have together in their pool, by the newest
+            of them; None for no such limit.
         environment: What its runner is started with; None for the server's, or what its earlier submission had. The
             store gives it to `Store.environment_of` alone.
     """
@@ -90,6 +92,7 @@ class NewSubmission:
     priority: int = 0
     idempotency_key: str | None = None
     run: bool = True
+    study_workers: int | None = None
     environment: GivenEnvironment | None = field(default=None, repr=False)
 
 

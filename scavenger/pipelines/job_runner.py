@@ -87,7 +87,7 @@ class JobRunner:
         self._running: dict[int, JobRun] = {}
         self._there_by: dict[int, str] = {}
         self._keeping: dict[int, KeptVms] = {}
-        self._of_study: dict[int, float] = {}
+        self._of_study: dict[int, dict[str, Any]] = {}
         self._kept: list[KeptVms] = []
         self._begun: dict[int, list[str]] = {}
         self._set_aside = SetAside(self._budget)
@@ -184,8 +184,7 @@ class JobRunner:
             return self._resumed_here(record.id, spec, observer, most_usd, before_usd, deadline_s, seat)
         with self._set_aside.handing(most_usd, before_usd) as handing:
             check_own_limit(record, before_usd, handing.usd)
-            study_usd = self._of_study.get(threading.get_ident())
-            made = resumed(self._source, record, renewal, study_budget=study_usd)
+            made = resumed(self._source, record, renewal, **self._of_study.get(threading.get_ident(), {}))
             handing.job_id = made.id
         return self._awaited(handing.job_id, observer)
 
@@ -225,7 +224,7 @@ class JobRunner:
                     priority=priority,
                     run=run,
                     environment=asked_variables(job.spec, os.environ),
-                    study_budget=self._of_study.get(threading.get_ident()),
+                    **self._of_study.get(threading.get_ident(), {}),
                 )
                 return submit(self._source, asked).submission
         from scavenger.control.jobs.prepared import prepare_job
@@ -462,7 +461,12 @@ class JobRunner:
 
     @contextmanager
     def claimed(
-        self, study: str, job_id: str, budget_usd: float | None, most_usd: float | None
+        self,
+        study: str,
+        job_id: str,
+        budget_usd: float | None,
+        most_usd: float | None,
+        workers: int | None = None,
     ) -> Iterator[float | None]:
         """Set aside of a study's budget, in the store, what a job may cost while it runs within the block.
 
@@ -473,22 +477,23 @@ class JobRunner:
             job_id: As there.
             budget_usd: As there.
             most_usd: As there.
+            workers: See `NewSubmission.study_workers`, for jobs of a server.
 
         Gives what the job may cost; None without a limit.
 
         Raises:
             LimitReachedError: If nothing is left.
         """
-        if budget_usd is None:
-            yield most_usd
-            return
         if isinstance(self._source, Remote):
             thread = threading.get_ident()
-            self._of_study[thread] = budget_usd
+            self._of_study[thread] = {"study_budget": budget_usd, "study_workers": workers}
             try:
                 yield most_usd
             finally:
                 del self._of_study[thread]
+            return
+        if budget_usd is None:
+            yield most_usd
             return
         store = self._store()
         means = store.claim(study, job_id, budget_usd, most_usd)

@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from typing import Any
 
 from scavenger.control.jobs.pool_seat import PoolSeat
 from scavenger.control.pools.asked import AskedJobs
+from scavenger.domain.job import JobSpec
 from scavenger.domain.operation import TakeShare
 from scavenger.domain.pool import Pool, PoolShare
 from scavenger.errors import ConfigurationError, ScavengerError
@@ -19,7 +21,7 @@ from scavenger.scheduler.jobs.moving import Wanted, moves
 from scavenger.scheduler.jobs.policies import Even
 from scavenger.scheduler.jobs.seeing import PoolJob, Sizes, decided
 
-__all__ = ["WorkerShares"]
+__all__ = ["WorkerShares", "settings_within"]
 
 _RULES = Rules(Even(keeps=True))
 _LOOK_S = 1.0
@@ -52,6 +54,26 @@ class _Member:
         seat = self.seat
         standing = None if seat is None else seat.standing()
         return PoolJob(self.id, "", 0, self.number, self.sizes, 0.0, standing, share, queued=seat is None)
+
+
+def settings_within(job: JobSpec, limit: int) -> dict[str, Any]:
+    """The settings with which a job of a server searches and trains with so many workers at most.
+
+    Raises:
+        ConfigurationError: If it needs more.
+    """
+    low, high = job.elastic_range
+    _check_fits(max(low, job.worker_counts[0]), limit)
+    counts = [count for count in job.worker_counts if count <= limit]
+    return {"search.workers": counts, "elastic.min": low, "elastic.max": min(high, limit)}
+
+
+def _check_fits(least: int, limit: int) -> None:
+    if least > limit:
+        raise ConfigurationError(
+            f"a trial needs {least} workers, and the study's trials have {limit} together; raise workers= of the "
+            "study, or lower search.workers"
+        )
 
 
 class WorkerShares:
@@ -92,11 +114,7 @@ class WorkerShares:
         Raises:
             ConfigurationError: If it needs more than there are.
         """
-        if sizes.least > self.limit:
-            raise ConfigurationError(
-                f"a trial needs {sizes.least} workers, and the study's trials have {self.limit} together; raise "
-                "workers= of the study, or lower search.workers"
-            )
+        _check_fits(sizes.least, self.limit)
         with self._changed:
             self._count += 1
             member = _Member(self._count, sizes, ask)

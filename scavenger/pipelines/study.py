@@ -20,7 +20,7 @@ from scavenger.errors import ConfigurationError, LimitReachedError, ScavengerErr
 from scavenger.pipelines.budget import Allowance, Budget, dollars
 from scavenger.pipelines.job import Job
 from scavenger.pipelines.results import Run, Table
-from scavenger.pipelines.sharing import WorkerShares
+from scavenger.pipelines.sharing import WorkerShares, settings_within
 from scavenger.pipelines.trial import PRUNED, Trial, trial_key, trial_of, union_s
 from scavenger.presentation.formatting import (
     clean,
@@ -61,12 +61,13 @@ class Study:
             were running when this one first looked, are among them, with all that they may cost.
         workers: The most that trials which run at once have together; None if each has its own. A trial that begins has
             a share of them, for which others give some back, and those of an ended trial are given to the others, up to
-            the most of `search.workers`. So it, and no policy, decides on a trial's workers after its choice.
+            the most of `search.workers`. So it, and no policy, decides on a trial's workers after its choice. Of jobs
+            of a server its pool does so, with at most so many slots for all of them.
         keep_vms: How long a VM that a trial leaves waits for the next one, as `3m` or seconds, paid for by the study's
             budget; 0: each trial rents its own, as those of a server do.
 
     Raises:
-        ConfigurationError: If budget or deadline is no amount, or `workers` is given for jobs of a server.
+        ConfigurationError: If budget or deadline is no amount, or `workers` is not at least 1.
     """
 
     def __init__(
@@ -80,14 +81,10 @@ class Study:
         workers: int | None = None,
         keep_vms: str | float = 0.0,
     ) -> None:
-        if workers is not None and client.by_server:
-            raise ConfigurationError(
-                "a study shares workers= among jobs of this program, not among those of a server"
-            )
         if workers is not None and workers < 1:
             raise ConfigurationError(f"a study's workers= is at least 1, not {workers}")
-        self.name, self.at_once = name, at_once
-        self.shares = None if workers is None else WorkerShares(name, workers)
+        self.name, self.at_once, self.workers = name, at_once, workers
+        self.shares = None if workers is None or client.by_server else WorkerShares(name, workers)
         self._client = client
         self._budget_usd, self._deadline_s = dollars(budget), _seconds(deadline, "deadline")
         self._kept = KeptVms(name, _seconds(keep_vms, "keep_vms") or 0.0)
@@ -131,7 +128,7 @@ class Study:
 
     @contextmanager
     def _seated(self, job: Job) -> Iterator[PoolSeat | None]:
-        """Wait for workers if the trials share them; gives what keeps a job to its own."""
+        """Wait for workers if trials of this program share them; gives what keeps a job to its own."""
         if self.shares is None:
             yield None
             return
@@ -154,11 +151,15 @@ class Study:
         job_id = str(uuid.uuid4()) if before is None else before.id
         with (
             opened.budget.allowance(job.spec.constraints.budget, share=share) as allowance,
-            self._client.claimed(self.name, job_id, self._budget_usd, allowance.usd) as most_usd,
+            self._client.claimed(
+                self.name, job_id, self._budget_usd, allowance.usd, self.workers
+            ) as most_usd,
             opened,
         ):
             opened.mine[job_id] = 0.0 if before is None else before.cost_usd
             changes: dict[str, Any] = {"constraints.budget": most_usd}
+            if self.workers is not None and seat is None:
+                changes |= settings_within(job.spec, self.workers)
             if (left_s := self.left_s) < math.inf:
                 changes["constraints.deadline"] = min(left_s, job.spec.constraints.deadline or math.inf)
             watched = _Watched(on_epoch, self._client, observer)

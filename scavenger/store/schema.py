@@ -284,7 +284,7 @@ class SubmissionRow(Base):
         one_of("state", get_args(SubmissionState)),
         CheckConstraint(f"(ended_at IS NULL) = (state IN {among(OPEN_SUBMISSIONS)})", name="ended"),
         CheckConstraint("state != 'running' OR started_at IS NOT NULL", name="started"),
-        *not_negative("uid", "reserved_usd", "starts", "fruitless", "step"),
+        *not_negative("uid", "reserved_usd", "study_workers", "starts", "fruitless", "step"),
         Index(None, "state", "host", "uid"),
     )
 
@@ -303,6 +303,7 @@ class SubmissionRow(Base):
     priority: Mapped[int]
     idempotency_key: Mapped[str | None]
     run: Mapped[bool | None]
+    study_workers: Mapped[int | None]
     environment: Mapped[str | None]
     state: Mapped[str]
     reason: Mapped[str]

@@ -185,6 +185,33 @@ def test_a_pool_is_on_record_before_it_has_jobs(tmp_path: Path) -> None:
             assert (last.number, last.pool.slots, last.shares) == (number, 4, {})
 
 
+def test_trials_of_a_study_have_no_more_workers_together_than_it_says(tmp_path: Path) -> None:
+    spec = {
+        "version": 1,
+        "name": "rates",
+        "infra": "pool/gpu",
+        "train": "train:job",
+        "search": {"workers": [1, 2, 3], "batch_size": [64]},
+        "goal": {"max_epochs": 60},
+    }
+    with Store.open(f"sqlite:///{tmp_path}/store.db") as store:
+        trial = replace(submission("ann", "rates"), spec=spec, study_workers=3)
+        ids = [store.submit(replace(trial, job_file=f"/jobs/{number}.yaml")).id for number in range(5)]
+        others = [store.submit(replace(trial, user=user, study_workers=None)).id for user in ("ann", "bob")]
+        backlog = store.backlog(store.me().host, os.getuid(), None)
+        found = Pools(store, {"gpu": Pool("gpu", 20, "even")}).decide(
+            backlog, [*ids, *others], lambda seen: True, datetime.now(UTC)
+        )
+        last = store.allotment("gpu")
+    assert last is not None
+    assert [last.shares[one].slots if one in last.shares else 0 for one in ids] == [1, 1, 1, 0, 0]
+    assert [last.shares[one].slots for one in others] == [3, 3]
+    assert found.begin == {*ids[:3], *others}
+    assert {found.waiting[one] for one in ids[3:]} == {
+        "jobs rates of ann have at most 3 slots together, and others have them"
+    }
+
+
 def test_the_page_of_the_dashboard_shows_the_same(shared: Store) -> None:
     [pool] = show_pools(Local(store=shared)).pools
     card = pool_card(pool)

@@ -57,14 +57,21 @@ class World:
         return f"sqlite:///{self.folder}/store.db"
 
     def submit(
-        self, name: str, *, epochs: int, workers: tuple[int, int] = (1, 4), priority: int = 0
+        self,
+        name: str,
+        *,
+        epochs: int,
+        workers: tuple[int, int] = (1, 4),
+        priority: int = 0,
+        study: str = "",
+        study_workers: int | None = None,
     ) -> Submission:
         folder = self.folder / name
         folder.mkdir()
         (folder / "train.py").write_text(_MODULE)
         spec = {
             "version": 1,
-            "name": name,
+            "name": study or name,
             "train": "train:job",
             "infra": "pool/gpu",
             "goal": {"max_epochs": epochs},
@@ -79,7 +86,8 @@ class World:
         path = folder / "job.yaml"
         path.write_text("{}")
         prepared = prepare_job(JobSpec.model_validate(spec), path)
-        return self.store.submit(new_submission(prepared, audit=True, priority=priority))
+        new = new_submission(prepared, audit=True, priority=priority, study_workers=study_workers)
+        return self.store.submit(new)
 
     @property
     def last(self) -> PoolAllotment | None:
@@ -177,13 +185,15 @@ def serving(world: World, slots: int = 4) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_jobs_shrink_for_each_other_and_grow_when_one_has_ended(world: World) -> None:
-    with serving(world):
-        first = world.submit("first", epochs=40)
+    """They are a study's, which has four of the pool's eight slots."""
+    with serving(world, slots=8):
+        first = world.submit("first", epochs=40, workers=(1, 6), study="rates", study_workers=4)
         wait_for(world.holds(first, 4))
         assert len(world.workers()) == 4
-        second = world.submit("second", epochs=4)
+        second = world.submit("second", epochs=4, study="rates", study_workers=4)
         wait_for(world.holds(second, 2))
         assert world.holds(first, 2)()
+        assert len(world.workers()) <= 4
         wait_for(world.ended(second))
         wait_for(world.holds(first, 4))
         wait_for(world.ended(first))

@@ -65,7 +65,7 @@ def test_a_pruner_stops_a_trial_of_a_server(make_job: Callable[..., Folder], tmp
         served(folder, tmp_path) as (address, token),
         Client(server=address, token=token) as client,
     ):
-        study = client.study("digits", budget="$20")
+        study = client.study("digits", budget="$20", workers=1)
         search = optuna.create_study(pruner=AfterTwo())
 
         search.optimize(objective(study, job, lambda trial: {}), n_trials=1)
@@ -83,6 +83,9 @@ def test_a_pruner_stops_a_trial_of_a_server(make_job: Callable[..., Folder], tmp
         (record,) = store.jobs(10)
         told = store.events(record.id, kind="epochs")
         (stop,) = store.operations(record.id, limit=5)
+        submitted = store.submission(record.id)
+    assert submitted is not None
+    assert (submitted.job.study_workers, submitted.job.spec["search"]["workers"]) == (1, [1])
     assert record.error == "pruned"
     assert record.model_path is None
     assert stop.state == "done"

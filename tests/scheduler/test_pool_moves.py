@@ -26,7 +26,7 @@ from scavenger.scheduler.jobs.allotting import Rules
 from scavenger.scheduler.jobs.moving import Wanted, moves, next_allotment
 from scavenger.scheduler.jobs.policies import Even
 from scavenger.scheduler.jobs.policy_table import POLICIES
-from scavenger.scheduler.jobs.seeing import PoolJob, Sizes, decided, rates_of, sizes_in
+from scavenger.scheduler.jobs.seeing import Group, PoolJob, Sizes, decided, rates_of, sizes_in
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -43,6 +43,7 @@ class Job:
     workers: int = 0
     queued: bool = True
     standing: JobStanding | None = None
+    group: Group | None = None
     asked: tuple[int, int] | None = None
     """The number of an allotment, and the slots that it says."""
 
@@ -68,6 +69,7 @@ class World:
                 self.chance.choice((0, 0, 0, 5)),
                 self.arrived,
                 Sizes(least, self.chance.randint(least, most), most),
+                group=self.chance.choice((None, Group("rates", 4))),
             )
         )
 
@@ -84,6 +86,7 @@ class World:
                 one.standing,
                 shares.get(one.id),
                 one.queued,
+                group=one.group,
             )
             for one in self.jobs
         ]
@@ -168,7 +171,12 @@ class World:
             self.answer(job, obeys=kind == "answer")
 
     def check(self) -> None:
-        assert sum(one.workers for one in self.jobs if not one.queued) <= self.pool.slots
+        running = [one for one in self.jobs if not one.queued]
+        assert sum(one.workers for one in running) <= self.pool.slots
+        for user in ("ann", "bob"):
+            mine = [one for one in running if one.user == user]
+            assert sum(one.workers for one in mine) <= (self.pool.users.get(user, UserPart()).most or 99)
+            assert sum(one.workers for one in mine if one.group is not None) <= 4
         assert (
             self.last is None or sum(share.counts for share in self.last.shares.values()) <= self.pool.slots
         )
@@ -204,10 +212,6 @@ def test_no_slot_has_two_owners_and_all_comes_to_rest(
     for job in world.jobs:
         share = world.last.shares[job.id]
         assert share.slots == share.told == share.counts == (0 if job.queued else job.workers)
-        ann = users.get(job.user)
-        assert ann is None or sum(
-            one.workers for one in world.jobs if one.user == job.user and not one.queued
-        ) <= (ann.most or slots)
 
 
 def test_a_job_that_says_no_keeps_its_slots_and_nobody_is_promised_them() -> None:

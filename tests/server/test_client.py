@@ -145,11 +145,12 @@ def test_a_job_is_submitted_once_and_shown(ann: Remote, store: Store, world: Wor
     assert made is not None
     assert (made.job.user, made.job.priority, made.job.reserved_usd) == ("ann", 2, 3.0)
     assert (made.job.spec["objective"], made.job.run) == ("cost", True)
-    within = {"budget": "$3", "study_budget": 5.0}
+    within = {"budget": "$3", "study_budget": 5.0, "study_workers": 4}
     second = _submitted(ann, world.job_file, **within).id
     third = store.submission(second)
     assert third is not None
     assert (third.job.reserved_usd, third.job.spec["constraints"]["budget"]) == (2.0, 2.0)
+    assert third.job.study_workers == 4
     with pytest.raises(errors.LimitReachedError, match=r"\$5\.00 is used up"):
         _submitted(ann, world.job_file, **within)
     store.cancel(second, "withdrawn")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -16,11 +16,12 @@ from scavenger.cloud.local import LocalCloud
 from scavenger.control.settings import load_settings
 from scavenger.domain.curve import FloatArray
 from scavenger.domain.job import JobSpec, LimitsSpec
-from scavenger.domain.pool import MACHINE, JobStanding, Pool, PoolAllotment, RatePoint, pool_of
+from scavenger.domain.pool import MACHINE, JobStanding, Pool, PoolAllotment, PoolShare, RatePoint, pool_of
 from scavenger.domain.pool_settings import pools_of
 from scavenger.domain.submission import RunnerSeen, Submission
 from scavenger.scheduler.jobs.allotting import Rules
 from scavenger.scheduler.jobs.seeing import (
+    Group,
     PoolDecision,
     PoolJob,
     Sizes,
@@ -109,26 +110,52 @@ def _standing(
     shares = {} if allotment is None else allotment.shares
     jobs, submissions = [], {}
     for entry in sorted(seen, key=lambda one: _submission(one).number):
-        one, standing = _submission(entry), standings.get(_submission(entry).id)
-        share = shares.get(one.id)
-        if isinstance(entry, RunnerSeen) and standing is not None:
-            standing = standing.under(None if entry.lease is None else entry.lease.token)
-        since = one.submitted_at if share is None or share.at is None else share.at
-        submissions[one.id] = one
-        jobs.append(
-            PoolJob(
-                id=one.id,
-                user=one.job.user,
-                priority=one.job.priority,
-                number=one.number,
-                sizes=sizes_by_file(one.job.spec),
-                waited_s=0.0 if isinstance(entry, RunnerSeen) else max(0.0, (now - since).total_seconds()),
-                standing=None if standing is None else foreseeable(pool, standing),
-                share=share,
-                queued=not isinstance(entry, RunnerSeen),
-            )
+        one = submissions[_submission(entry).id] = _submission(entry)
+        job = pool_job(
+            one,
+            entry if isinstance(entry, RunnerSeen) else None,
+            shares.get(one.id),
+            standings.get(one.id),
+            sizes_by_file(one.job.spec),
+            waited_s=lambda since: max(0.0, (now - since).total_seconds()),
         )
+        if job.standing is not None:
+            job = replace(job, standing=foreseeable(pool, job.standing))
+        jobs.append(job)
     return PoolStanding(pool, tuple(jobs), submissions, allotment, price)
+
+
+def pool_job(
+    one: Submission,
+    seen: RunnerSeen | None,
+    share: PoolShare | None,
+    standing: JobStanding | None,
+    sizes: Sizes,
+    *,
+    waited_s: Callable[[datetime], float],
+) -> PoolJob:
+    """A submission as a job of its pool.
+
+    Args:
+        seen: None while it has no runner.
+        standing: As its runner, or an earlier one, has said last.
+        waited_s: How long ago a moment is.
+    """
+    if seen is not None and standing is not None:
+        standing = standing.under(None if seen.lease is None else seen.lease.token)
+    together = one.job.study_workers
+    return PoolJob(
+        id=one.id,
+        user=one.job.user,
+        priority=one.job.priority,
+        number=one.number,
+        sizes=sizes,
+        waited_s=0.0 if seen is not None else waited_s((share and share.at) or one.submitted_at),
+        standing=standing,
+        share=share,
+        queued=seen is None,
+        group=None if together is None else Group(one.job.name, together),
+    )
 
 
 def _submission(seen: Submission | RunnerSeen) -> Submission:

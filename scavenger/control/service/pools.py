@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from scavenger.control.pools.asked import Asked, AskedJobs
-from scavenger.control.pools.standing import change_limit_s, sizes_by_file
+from scavenger.control.pools.standing import change_limit_s, pool_job, sizes_by_file
 from scavenger.domain.operation import TakeShare
 from scavenger.domain.pool import JobStanding, Pool, PoolAllotment, PoolShare, pool_of
 from scavenger.domain.submission import Backlog, RunnerSeen, Submission
 from scavenger.presentation.formatting import duration, plural
 from scavenger.scheduler.jobs.moving import Move, Wanted, moves, next_allotment
-from scavenger.scheduler.jobs.seeing import PoolDecision, PoolJob, Sizes, decided, sizes_in
+from scavenger.scheduler.jobs.seeing import PoolDecision, PoolJob, Sizes, decided, limits_of, sizes_in
 from scavenger.store import Store
 
 logger = logging.getLogger(__name__)
@@ -212,26 +212,19 @@ class Pools:
         alive: Callable[[RunnerSeen], bool],
         now: datetime,
     ) -> PoolJob:
-        lives = seen is not None and not seen.ended and seen.lease is not None and alive(seen)
-        if seen is not None and standing is not None:
-            standing = standing.under(None if seen.lease is None else seen.lease.token)
-        since = one.submitted_at if share is None or share.at is None else share.at
-        waits = seen is None
-        job = PoolJob(
-            one.id,
-            one.job.user,
-            one.job.priority,
-            one.number,
-            self._sizes_of(one),
-            self._ages.of(one.id, since, now) if waits else 0.0,
-            standing,
+        job = pool_job(
+            one,
+            seen,
             share,
-            queued=waits,
-            held_back=not waits and (not lives or one.cancelling or self._busy(one.id)),
+            standing,
+            self._sizes_of(one),
+            waited_s=lambda since: self._ages.of(one.id, since, now),
         )
-        if waits:
+        if seen is None:
             return job
-        heard = job if job.held_back else self._asked.heard(pool, job)
+        lives = not seen.ended and seen.lease is not None and alive(seen)
+        held_back = not lives or one.cancelling or self._busy(one.id)
+        heard = replace(job, held_back=True) if held_back else self._asked.heard(pool, job)
         return heard if share is None else replace(heard, share=replace(share, late=self._late(one, heard)))
 
     def _busy(self, job_id: str) -> bool:
@@ -321,23 +314,27 @@ def _waiting(
     begin: Collection[str],
 ) -> dict[str, str]:
     """Why jobs of a pool wait, by their ids."""
-    names = {one.id: one.job.name for one in here}
+    names, shares, limits = {one.id: one.job.name for one in here}, allotment.shares, limits_of(pool, jobs)
     owners = [
         f"{names.get(job.id, job.id[:8])} has {share.counts}"
         for job in jobs
-        if (share := allotment.shares.get(job.id)) is not None and share.counts
+        if (share := shares.get(job.id)) is not None and share.counts
     ]
     found = {}
     for job in jobs:
         if not job.queued or job.id in begin:
             continue
-        least, share = sizes_in(pool, job.sizes).least, allotment.shares.get(job.id)
+        least, share = sizes_in(pool, job.sizes).least, shares.get(job.id)
         if not least:
             found[job.id] = (
                 f"it needs {plural(job.sizes.least, 'slot')}, and pool {pool.name} has {pool.slots}"
             )
         elif pool.whole:
             found[job.id] = "1 job at once may run on this machine itself"
+        elif limit := next((one for one in limits if job.id in one.ids and one.free(shares) < least), None):
+            found[job.id] = (
+                f"{limit.whose} have at most {plural(limit.most, 'slot')} together, and others have them"
+            )
         else:
             need = share.slots if share is not None and share.slots else least
             coming = ", which are coming" if share is not None and share.slots else ""

@@ -15,7 +15,7 @@ from platformdirs import user_log_path
 from scavenger.control.jobs.prepared import PreparedJob
 from scavenger.domain.job import JobSpec
 from scavenger.domain.submission import GivenEnvironment, NewSubmission, ServerRecord, Submission
-from scavenger.errors import TransientError
+from scavenger.errors import ConfigurationError, TransientError
 from scavenger.private_files import make_private_folder, private_opener
 from scavenger.store import Store
 from scavenger.store.births import PLACE_VARIABLE
@@ -39,6 +39,7 @@ def new_submission(
     priority: int = 0,
     idempotency_key: str | None = None,
     run: bool = True,
+    study_workers: int | None = None,
     environment: GivenEnvironment | None = None,
 ) -> NewSubmission:
     """A submission of a prepared job, to be run on this machine under this account.
@@ -50,12 +51,19 @@ def new_submission(
         priority: Higher ones begin first.
         idempotency_key: See `NewSubmission`.
         run: See `NewSubmission`.
+        study_workers: See `NewSubmission`.
         environment: See `NewSubmission`.
 
     Raises:
-        ConfigurationError: It would be chosen by old prices of which nobody was asked, see `Place.check_prices`.
+        ConfigurationError: It would be chosen by old prices of which nobody was asked, see `Place.check_prices`; or
+            `study_workers` is given for a job that is in no pool.
     """
     prepared.place.check_prices()
+    if study_workers is not None and prepared.place.rents:
+        raise ConfigurationError(
+            f"workers= of a study is for jobs of this program, or of a pool of a server; with infra: "
+            f"{prepared.job.infra} a server rents VMs for each trial: leave workers= out"
+        )
     account = this_process()
     return NewSubmission(
         name=prepared.job.name,
@@ -70,6 +78,7 @@ def new_submission(
         priority=priority,
         idempotency_key=idempotency_key,
         run=run,
+        study_workers=study_workers,
         environment=environment,
     )
 
@@ -81,6 +90,7 @@ def resubmission(
     *,
     rents: bool,
     audit: bool,
+    study_workers: int | None = None,
     environment: GivenEnvironment | None = None,
 ) -> NewSubmission:
     """A submission by which a job that has ended goes on.
@@ -89,6 +99,7 @@ def resubmission(
         renewed: Its specification with new limits; None for the one that it was started with.
         earlier: Its earlier submission, if it had one, whose user and priority are kept.
         audit: See `new_submission`.
+        study_workers: See `NewSubmission`; None for that of its earlier submission.
         environment: See `NewSubmission`.
     """
     account = this_process()
@@ -106,6 +117,7 @@ def resubmission(
         audit=audit,
         priority=0 if earlier is None else earlier.job.priority,
         run=earlier is None or earlier.job.run,
+        study_workers=study_workers or (None if earlier is None else earlier.job.study_workers),
         environment=environment,
     )
 

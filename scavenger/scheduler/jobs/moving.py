@@ -1,8 +1,8 @@
 """From what is to what shall be: which jobs shrink, pause, grow and begin now.
 
-A slot is given on only when it is free: `PoolShare.counts` of all jobs are at most the slots of the pool, whatever jobs
-answer, and whenever they die. So jobs shrink and pause first; others grow and begin when those have answered and
-their processes are gone.
+A slot is given on only when it is free: `PoolShare.counts` of all jobs are at most the slots of the pool, and those of
+jobs with a limit together at most that, whatever jobs answer, and whenever they die. So jobs shrink and pause first;
+others grow and begin when those have answered and their processes are gone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 
 from scavenger.domain.pool import Pool, PoolAllotment, PoolShare
 from scavenger.presentation.formatting import plural
-from scavenger.scheduler.jobs.seeing import PoolJob, counted
+from scavenger.scheduler.jobs.seeing import PoolJob, counted, limits_of
 
 MoveKind = Literal["begin", "shrink", "grow", "pause"]
 
@@ -79,18 +79,19 @@ def moves(
             before, slots=aim.slots, reason=aim.reason, level=aim.level, promoted_slot_s=aim.promoted_slot_s
         )
         told = shares[job.id].told
-        if not job.queued and aim.slots < told and job.answered and not job.held_back:
+        if not job.queued and aim.slots < told and not job.fixed:
             tell(job, "shrink" if aim.slots else "pause", aim.slots, shares[job.id].counts)
-    free = pool.slots - sum(share.counts for share in shares.values())
+    free, limits = pool.slots - sum(share.counts for share in shares.values()), limits_of(pool, jobs)
     for job in sorted(jobs, key=lambda one: (not one.queued, -one.priority, one.number)):
         aim = wanted.get(job.id)
         share = shares.get(job.id)
         if aim is None or share is None or aim.slots <= share.told or share.counts > share.told:
             continue
-        if not job.queued and (not job.answered or job.held_back):
+        if job.fixed:
             continue
-        if aim.slots - share.counts <= free:
-            free -= aim.slots - share.counts
+        more = aim.slots - share.counts
+        if more <= min([free, *(limit.free(shares) for limit in limits if job.id in limit.ids)]):
+            free -= more
             tell(job, "begin" if job.queued else "grow", aim.slots, aim.slots)
     return shares, tuple(done)
 

@@ -33,6 +33,18 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """Jobs of one user that have at most so many slots together, as the trials of a study.
+
+    Attributes:
+        most: That of the newest job counts.
+    """
+
+    name: str
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
 class PoolJob:
     """What is known of a submitted job of a pool.
 
@@ -43,6 +55,7 @@ class PoolJob:
         share: By the last allotment; None if there is none for it.
         queued: Whether it has no runner.
         held_back: Whether it is not to be asked to change at this time.
+        group: None if it is in none.
     """
 
     id: str
@@ -55,6 +68,7 @@ class PoolJob:
     share: PoolShare | None
     queued: bool
     held_back: bool = False
+    group: Group | None = None
 
     @property
     def told(self) -> int:
@@ -84,6 +98,11 @@ class PoolJob:
             and one.obeyed < self.share.since
         )
 
+    @property
+    def fixed(self) -> bool:
+        """Whether it has slots, and their number cannot change now."""
+        return not self.queued and (self.held_back or not self.answered)
+
 
 def sizes_of(job: JobSpec) -> Sizes:
     """The sizes of a job by its file: those of `elastic`; it asks for the largest that it would search."""
@@ -98,6 +117,44 @@ def sizes_in(pool: Pool, sizes: Sizes) -> Sizes:
     if sizes.least > pool.slots:
         return Sizes(0, 0, 0)
     return Sizes(sizes.least, min(sizes.asked, pool.slots), min(sizes.most, pool.slots))
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Jobs that have at most so many slots together.
+
+    Attributes:
+        ids: Of the jobs.
+        whose: What they are, for users.
+    """
+
+    ids: frozenset[str]
+    most: int
+    whose: str
+
+    def free(self, shares: Mapping[str, PoolShare]) -> int:
+        """How many they may have besides what counts as theirs; below 0 where they have more."""
+        return self.most - sum(share.counts for job_id, share in shares.items() if job_id in self.ids)
+
+
+def limits_of(pool: Pool, jobs: Sequence[PoolJob]) -> tuple[Limit, ...]:
+    """The limits of groups, then those of users; none in a pool that each job has as a whole."""
+    if pool.whole:
+        return ()
+    groups: dict[tuple[str, str], list[PoolJob]] = {}
+    for job in jobs:
+        if job.group is not None:
+            groups.setdefault((job.user, job.group.name), []).append(job)
+    found = []
+    for (user, name), members in groups.items():
+        newest = max(members, key=lambda job: job.number).group
+        assert newest is not None
+        found.append(Limit(frozenset(job.id for job in members), newest.most, f"jobs {name} of {user}"))
+    for user, part in pool.users.items():
+        if part.most is not None:
+            ids = frozenset(job.id for job in jobs if job.user == user)
+            found.append(Limit(ids, part.most, f"jobs of {user}"))
+    return tuple(found)
 
 
 def users_of(jobs: Iterable[PoolJob]) -> tuple[str, ...]:
@@ -137,7 +194,7 @@ def seen_of(pool: Pool, jobs: Sequence[PoolJob], number: int = 0) -> PoolSeen:
     rows = np.flatnonzero(told)
     return PoolSeen(
         nodes=Nodes.of(pool.slots),
-        claims=_within_users(pool, jobs, _within_parts(pool, jobs, claims)),
+        claims=_within_parts(pool, jobs, _within_limits(pool, jobs, claims)),
         standing=_standing(pool, jobs),
         shares=Shares(rows, np.zeros_like(rows), told[rows]),
         curves=Curves(_rates(jobs, pool.slots)),
@@ -243,9 +300,7 @@ def _standing(pool: Pool, jobs: Sequence[PoolJob]) -> Standing:
         change_s=_real(
             CHANGE_S if one is None or one.change_s is None else one.change_s for one in standings
         ),
-        fixed=np.array(
-            [not job.queued and (pool.whole or job.held_back or not job.answered) for job in jobs], dtype=bool
-        ),
+        fixed=np.array([job.fixed or (pool.whole and not job.queued) for job in jobs], dtype=bool),
     )
 
 
@@ -266,25 +321,23 @@ def _within_parts(pool: Pool, jobs: Sequence[PoolJob], claims: Claims) -> Claims
     return replace(claims, asked=np.minimum(claims.asked, most), most=most)
 
 
-def _within_users(pool: Pool, jobs: Sequence[PoolJob], claims: Claims) -> Claims:
-    """Claims of which no user's are more than his `most`: as even as can be, the earlier and more urgent ones first.
+def _within_limits(pool: Pool, jobs: Sequence[PoolJob], claims: Claims) -> Claims:
+    """Claims that keep to all limits: as even as can be, the earlier and more urgent ones first.
 
-    Who has slots now does not matter, but for jobs that cannot give any back.
+    Who has slots now does not matter, but for jobs that cannot give any back: others share what these leave.
     """
-    limits: Mapping[str, int] = {
-        user: part.most for user, part in pool.users.items() if part.most is not None
-    }
     least, most = claims.least.copy(), claims.most.copy()
-    for user, limit in limits.items():
-        rows = [row for row, job in enumerate(jobs) if job.user == user]
+    for limit in limits_of(pool, jobs):
+        rows = [row for row, job in enumerate(jobs) if job.id in limit.ids]
         rows.sort(key=lambda row: (-jobs[row].priority, jobs[row].number))
-        left = limit
-        for row in rows:
+        free = [row for row in rows if not jobs[row].fixed]
+        left = room = max(0, limit.most - sum(jobs[row].told for row in rows if jobs[row].fixed))
+        for row in free:
             if least[row] > left:
                 least[row] = most[row] = 0
             left -= int(least[row])
-        if rows:
-            most[rows] = level_up(least[rows], most[rows], limit)
+        if free:
+            most[free] = level_up(least[free], most[free], room)
     asked = np.minimum(claims.asked, most)
     return replace(claims, least=np.minimum(least, asked), asked=asked, most=most)
 

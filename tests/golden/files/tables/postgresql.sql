@@ -404,6 +404,7 @@ CREATE TABLE submissions (
 	priority BIGINT NOT NULL,
 	idempotency_key TEXT,
 	run BOOLEAN,
+	study_workers BIGINT,
 	environment TEXT,
 	state TEXT NOT NULL,
 	reason TEXT NOT NULL,
@@ -424,6 +425,7 @@ CREATE TABLE submissions (
 	CONSTRAINT ck_submissions_started CHECK (state != 'running' OR started_at IS NOT NULL),
 	CONSTRAINT ck_submissions_uid CHECK (uid >= 0),
 	CONSTRAINT ck_submissions_reserved_usd CHECK (reserved_usd >= 0),
+	CONSTRAINT ck_submissions_study_workers CHECK (study_workers >= 0),
 	CONSTRAINT ck_submissions_starts CHECK (starts >= 0),
 	CONSTRAINT ck_submissions_fruitless CHECK (fruitless >= 0),
 	CONSTRAINT ck_submissions_step CHECK (step >= 0)
