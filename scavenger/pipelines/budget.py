@@ -8,8 +8,8 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
 from scavenger.domain.forms import parse_money
-from scavenger.errors import ConfigurationError, LimitReachedError
-from scavenger.presentation.formatting import used_up
+from scavenger.errors import ConfigurationError
+from scavenger.policy.funds import Funds
 
 __all__ = ["Allowance", "Budget", "dollars"]
 
@@ -50,13 +50,11 @@ class Budget:
     def left_usd(self) -> float:
         """What is neither spent nor set aside; infinite without a limit."""
         with self._lock:
-            return self._left()
+            return self._funds().left_usd
 
-    def _left(self) -> float:
-        if self.usd is None:
-            return math.inf
+    def _funds(self) -> Funds:
         aside = (*(more_usd for _, more_usd in self._waiting.values()), *self._aside.values())
-        return max(0.0, self.usd - self.spent_usd - math.fsum(aside))
+        return Funds(self.usd, self.spent_usd, math.fsum(aside), len(self._aside))
 
     def spent_before(self, usd: float) -> None:
         """Note what others have spent of it by now, and set aside, in place of what was noted before."""
@@ -79,29 +77,24 @@ class Budget:
         """
         with self._lock:
             self._waiting[what] = (spent_usd, 0.0)
-            if more_usd > self._left() + returned_usd:
+            if not self._funds().pays(more_usd - returned_usd):
                 return False
             self._waiting[what] = (spent_usd, more_usd)
             return True
 
     @contextmanager
-    def allowance(self, most_usd: float | None, *, share: float = 1.0) -> Iterator[Allowance]:
+    def allowance(self, most_usd: float | None, *, at_once: int = 1) -> Iterator[Allowance]:
         """Set aside what a job may cost while it runs; what it has cost is counted at the end.
 
         Args:
-            most_usd: What it may cost by itself; None without a limit.
-            share: The share of what is left that it may have, in (0, 1].
+            most_usd, at_once: As of `Funds.grant`.
 
         Raises:
             LimitReachedError: If nothing is left.
         """
         with self._lock:
-            left = self._left()
-            if left <= 0.0:
-                raise LimitReachedError(used_up(self.usd, self.spent_usd, math.fsum(self._aside.values())))
-            usd = min(left * share, math.inf if most_usd is None else most_usd)
-            allowance = Allowance(None if math.isinf(usd) else usd)
-            self._aside[id(allowance)] = 0.0 if math.isinf(usd) else usd
+            allowance = Allowance(self._funds().grant(most_usd, at_once=at_once))
+            self._aside[id(allowance)] = allowance.usd or 0.0
         try:
             yield allowance
         finally:

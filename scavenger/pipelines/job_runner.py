@@ -27,7 +27,6 @@ from scavenger.domain.overrides import Renewal
 from scavenger.domain.report import Observer, PhaseChanged, Predicted
 from scavenger.errors import (
     ConfigurationError,
-    LimitReachedError,
     NotFoundError,
     ScavengerError,
     StoreError,
@@ -42,7 +41,6 @@ from scavenger.pipelines.progress import shown_progress
 from scavenger.pipelines.results import Run, Submission
 from scavenger.pipelines.running import RunningJob
 from scavenger.pipelines.set_aside import SetAside, check_own_limit, own_limit_usd
-from scavenger.presentation.formatting import used_up
 from scavenger.train.engines.warm import WarmServers
 
 if TYPE_CHECKING:
@@ -496,11 +494,9 @@ class JobRunner:
             yield most_usd
             return
         store = self._store()
-        means = store.claim(study, job_id, budget_usd, most_usd)
-        if means.granted_usd == 0.0:
-            raise LimitReachedError(used_up(budget_usd, means.spent_usd, means.aside_usd))
+        granted_usd = store.claim(study, job_id, budget_usd, most_usd)
         try:
-            yield means.granted_usd
+            yield granted_usd
         finally:
             store.release(job_id)
 

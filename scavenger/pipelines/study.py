@@ -147,10 +147,10 @@ class Study:
         seat: PoolSeat | None,
     ) -> Trial:
         self._look_again(opened)
-        share = 1.0 / max(1, self.at_once - len(opened.running) - opened.elsewhere)
+        at_once = self.at_once - opened.elsewhere
         job_id = str(uuid.uuid4()) if before is None else before.id
         with (
-            opened.budget.allowance(job.spec.constraints.budget, share=share) as allowance,
+            opened.budget.allowance(job.spec.constraints.budget, at_once=at_once) as allowance,
             self._client.claimed(
                 self.name, job_id, self._budget_usd, allowance.usd, self.workers
             ) as most_usd,

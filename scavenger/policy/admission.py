@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from scavenger.domain.pool import pool_of
 from scavenger.domain.submission import Backlog, StoredBudgets, Submission
+from scavenger.policy.funds import funds_of
 from scavenger.presentation.formatting import plural
 
 
@@ -127,22 +128,20 @@ class _State:
             **dict(backlog.busy_files),
             **{seen.submission.job.job_file: seen.submission.id for seen in backlog.running},
         }
-        self._counted = backlog.spending.of_waiting
-        self._committed = Counter[str]()
-        for money in (backlog.spending.spent, backlog.spending.reserved):
-            for user, usd in money.items():
-                self._committed[user] += usd  # type: ignore[assignment]
+        self._spending = backlog.spending
 
     def begin(self, one: Submission) -> None:
         job = one.job
         self.running[job.user] += 1
         self._files[job.job_file] = one.id
-        self._committed[job.user] += self._still_usd(one) or 0.0  # type: ignore[assignment]
+        reserved = self._spending.reserved
+        usd = reserved.get(job.user, 0.0) + (self._still_usd(one) or 0.0)
+        self._spending = replace(self._spending, reserved={**reserved, job.user: usd})
 
     def _still_usd(self, one: Submission) -> float | None:
         """The most that a job may cost besides what is counted already; None without a limit."""
         most_usd = one.job.reserved_usd
-        return None if most_usd is None else max(0.0, most_usd - self._counted.get(one.id, 0.0))
+        return None if most_usd is None else max(0.0, most_usd - self._spending.of_waiting.get(one.id, 0.0))
 
     def obstacle(self, one: Submission) -> str:
         """Why a submission cannot begin now; empty if it can."""
@@ -157,16 +156,17 @@ class _State:
 
     def _short_of_money(self, one: Submission) -> str:
         job, limits, still_usd = one.job, self._limits, self._still_usd(one)
+        if not (job.rents or job.reserved_usd):
+            return ""
         budgets = (
-            (limits.budget_of(job.user), self._committed[job.user], f"{job.user}'s budget"),
-            (limits.budget_usd, self._committed.total(), "the budget of all users"),
+            (funds_of(self._spending, limits.budget_of(job.user), job.user), f"{job.user}'s budget"),
+            (funds_of(self._spending, limits.budget_usd), "the budget of all users"),
         )
-        for budget_usd, committed_usd, name in budgets:
-            if budget_usd is None or not (job.rents or job.reserved_usd):
+        for funds, name in budgets:
+            if funds.pays(still_usd):
                 continue
-            left = f"${max(0.0, budget_usd - committed_usd):.2f} is left of {name}, ${budget_usd:.2f}"
+            left = f"${funds.left_usd:.2f} is left of {name}, ${funds.budget_usd:.2f}"
             if still_usd is None:
                 return f"it needs a limit, constraints.budget: {left}"
-            if committed_usd + still_usd > budget_usd:
-                return f"it may cost ${still_usd:.2f}, and {left}"
+            return f"it may cost ${still_usd:.2f}, and {left}"
         return ""

@@ -359,9 +359,3 @@ def plural(count: int, noun: str) -> str:
 def when(moment: datetime | None) -> str:
     """A moment in this machine's time zone, to the second."""
     return "-" if moment is None else moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-
-
-def used_up(budget_usd: float | None, spent_usd: float, aside_usd: float) -> str:
-    """Say that nothing is left of a budget."""
-    running = f", and {money(aside_usd)} are set aside for running jobs" if aside_usd else ""
-    return f"the budget of {money(budget_usd)} is used up: {money(spent_usd)} are spent{running}; raise the budget"

@@ -28,6 +28,7 @@ from scavenger.domain.intent import (
 )
 from scavenger.domain.vm import VmSeen
 from scavenger.errors import LeaseLostError, StoreError
+from scavenger.policy.funds import Funds
 from scavenger.store.base import Part, job_row
 from scavenger.store.handovers import hand_over, held_before_s
 from scavenger.store.intent_rows import (
@@ -469,5 +470,4 @@ def _may_take(session: Session, key: tuple[str, str, str], attempt: int, reserve
     here = sum((one.job_id, one.provider, one.region) == key for one in living)
     reserved = sum(one.reserved_usd for one in living)
     spent = session.scalar(select(func.coalesce(func.sum(COST_USD), 0.0)).where(IntentRow.job_id == job_id))
-    committed = float(spent or 0.0) + reserved + reserved_usd
-    return here < spec.vms_max and committed <= spec.budget_usd
+    return here < spec.vms_max and Funds(spec.budget_usd, float(spent or 0.0), reserved).pays(reserved_usd)

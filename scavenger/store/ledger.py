@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple, cast
 
@@ -22,8 +21,7 @@ from sqlalchemy.orm import Session
 
 from scavenger.domain.cost import Item, LedgerEntry
 from scavenger.domain.submission import OPEN_SUBMISSIONS, NewSubmission, Spending, StoredBudgets
-from scavenger.errors import LimitReachedError
-from scavenger.presentation.formatting import used_up
+from scavenger.policy.funds import Funds
 from scavenger.store.base import Part, open_submissions
 from scavenger.store.documents import budget_of
 from scavenger.store.intent_rows import ADDRESS_USD, DISK_USD
@@ -39,23 +37,6 @@ from scavenger.store.schema import (
     LedgerRow,
     SubmissionRow,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class StudyFunds:
-    """What a study has spent and set aside, over all programs that run it.
-
-    Attributes:
-        spent_usd: Cost of all its jobs and of the VMs that it kept, ended or not, on record or deleted.
-        aside_usd: What the running ones may cost besides, where they have a limit.
-        running: How many run, or are about to.
-        granted_usd: What the job that asked may cost; None without a limit.
-    """
-
-    spent_usd: float
-    aside_usd: float
-    running: int
-    granted_usd: float | None = None
 
 
 class LedgerPart(Part):
@@ -133,48 +114,45 @@ class LedgerPart(Part):
 
     # ---- budgets of studies --------------------------------------------------------------------------------
 
-    def means_of(self, study: str) -> StudyFunds:
-        """What a study has spent and set aside."""
+    def funds_of_study(self, study: str, budget_usd: float | None = None) -> Funds:
+        """What all programs and users have spent of a study, and reserved; of jobs on record or deleted."""
         with self._database.reading() as session:
-            return _means(session, study, self._clock(), without="")
+            return study_funds(session, study, budget_usd, self._clock())
 
     def claim(
-        self, study: str, job_id: str, budget_usd: float | None, most_usd: float | None, *, at_once: int = 1
-    ) -> StudyFunds:
-        """Set aside of a study's budget what a job may cost that begins, until `release`, or the end of this process.
+        self, study: str, job_id: str, budget_usd: float | None, most_usd: float | None
+    ) -> float | None:
+        """Reserve of a study's budget what a job may cost that begins, until `release`, or the end of this process.
 
         Args:
             study: The study, whose name its jobs have.
             job_id: Of the job, on record or not.
             budget_usd: The study's budget; None without a limit.
             most_usd: What the job may cost by itself from now on; None without a limit.
-            at_once: Among how many running jobs what is left is shared.
 
         Returns:
-            What there was before, with what the job may cost; nothing is set aside where that is 0.
+            What the job may cost; None without a limit.
+
+        Raises:
+            LimitReachedError: Nothing is left.
         """
         with self._database.writing() as session:
             now = self._clock()
-            means = _means(session, study, now, without=job_id)
-            shared = max(1, at_once - means.running)
-            left = None if budget_usd is None else budget_usd - means.spent_usd - means.aside_usd
-            limits = [usd for usd in (most_usd, None if left is None else left / shared) if usd is not None]
-            granted = max(0.0, min(limits)) if limits else None
-            if granted is None or granted > 0.0:
-                me = this_process()
-                claim = ClaimRow(
-                    job_id=job_id,
-                    name=study,
-                    usd=granted or 0.0,
-                    before_usd=_totals(session, {job_id}).get(job_id, 0.0),
-                    owner_pid=me.pid,
-                    owner_host=me.host,
-                    owner_started_at_s=me.started_at_s,
-                    owner_birth=me.birth or None,
-                    at=now,
-                )
-                session.merge(claim)
-            return StudyFunds(means.spent_usd, means.aside_usd, means.running, granted)
+            granted = study_funds(session, study, budget_usd, now, without=job_id).grant(most_usd)
+            me = this_process()
+            claim = ClaimRow(
+                job_id=job_id,
+                name=study,
+                usd=granted or 0.0,
+                before_usd=_totals(session, {job_id}).get(job_id, 0.0),
+                owner_pid=me.pid,
+                owner_host=me.host,
+                owner_started_at_s=me.started_at_s,
+                owner_birth=me.birth or None,
+                at=now,
+            )
+            session.merge(claim)
+            return granted
 
     def release(self, job_id: str) -> None:
         """Give back what was set aside for a job; what it has cost is in the ledger."""
@@ -266,25 +244,6 @@ def entries_of(session: Session, job_id: str) -> dict[Item, LedgerEntry]:
     return found
 
 
-def left_of_study(session: Session, study: str, user: str, budget_usd: float, now: datetime) -> float:
-    """What is left of a user's study for a job that is submitted, in the transaction that submits it.
-
-    Args:
-        session: The transaction.
-        study: The study, whose name its jobs have.
-        user: Whose study it is: others may have one of the same name.
-        now: Tells which owners are silent.
-
-    Raises:
-        LimitReachedError: Nothing is left.
-    """
-    means = _means(session, study, now, without="", user=user)
-    left_usd = budget_usd - means.spent_usd - means.aside_usd
-    if left_usd <= 0.0:
-        raise LimitReachedError(used_up(budget_usd, means.spent_usd, means.aside_usd))
-    return left_usd
-
-
 def check_left_of_study(
     session: Session, job_id: str, new: NewSubmission, budget_usd: float, now: datetime
 ) -> None:
@@ -293,11 +252,11 @@ def check_left_of_study(
     Raises:
         LimitReachedError: It might.
     """
-    means = _means(session, new.name, now, without=job_id, user=new.user)
-    left_usd = budget_usd - means.spent_usd - means.aside_usd
+    funds = study_funds(session, new.name, budget_usd, now, without=job_id, user=new.user)
     before_usd = _totals(session, {job_id}).get(job_id, 0.0)
-    if left_usd <= 0.0 or new.reserved_usd is None or new.reserved_usd - before_usd > left_usd:
-        raise LimitReachedError(used_up(budget_usd, means.spent_usd, means.aside_usd))
+    still_usd = None if new.reserved_usd is None else new.reserved_usd - before_usd
+    if funds.left_usd <= 0.0 or not funds.pays(still_usd):
+        raise funds.used_up()
 
 
 def spending_of(session: Session, since: datetime, now: datetime) -> Spending:
@@ -375,19 +334,30 @@ def _live_jobs(session: Session, now: datetime, name: str | None = None) -> list
     return [job for job in session.scalars(query) if is_owner_alive(owner_of(job), job.heartbeat_at, at=now)]
 
 
-def _means(
-    session: Session, study: str, now: datetime, *, without: str, user: str | None = None
-) -> StudyFunds:
-    """What a study has spent and set aside, but for one job; with a user, only that user's."""
+def study_funds(
+    session: Session,
+    study: str,
+    budget_usd: float | None,
+    now: datetime,
+    *,
+    without: str = "",
+    user: str | None = None,
+) -> Funds:
+    """What is spent and reserved of a study, but for what one job has reserved; with a user, only that user's.
+
+    Args:
+        study: Its jobs have its name, and so do the VMs that it keeps.
+        now: Tells which owners are silent.
+    """
     spent = select(func.coalesce(func.sum(LedgerRow.usd), 0.0)).where(LedgerRow.name == study)
-    if user is not None:
+    if user is not None:  # others may have a study of the same name
         spent = spent.where(LedgerRow.user == user)
-    aside = [
+    reserved = [
         max(0.0, one.usd)
         for job_id, one in _reserved(session, now, study).items()
         if job_id != without and user in (None, one.user)
     ]
-    return StudyFunds(float(session.scalar(spent) or 0.0), sum(aside), len(aside))
+    return Funds(budget_usd, float(session.scalar(spent) or 0.0), sum(reserved), len(reserved))
 
 
 def _totals(session: Session, job_ids: Collection[str]) -> dict[str, float]:

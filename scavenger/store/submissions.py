@@ -42,7 +42,7 @@ from scavenger.store.base import KEY_PREFIX_MIN, Part
 from scavenger.store.documents import budget_of
 from scavenger.store.intent_rows import lease_of
 from scavenger.store.intents import held_lease
-from scavenger.store.ledger import check_left_of_study, left_of_study, spending_of
+from scavenger.store.ledger import check_left_of_study, spending_of, study_funds
 from scavenger.store.owner import is_owner_alive, owner_of
 from scavenger.store.quarantine import new_lease
 from scavenger.store.records import LIVE_STATES, Owner
@@ -95,8 +95,8 @@ class SubmissionsPart(Part):
                         )
                     return _submission(before)
             if study_budget_usd is not None:
-                left_usd = left_of_study(session, new.name, new.user, study_budget_usd, self._clock())
-                new = _within(new, left_usd)
+                funds = study_funds(session, new.name, study_budget_usd, self._clock(), user=new.user)
+                new = _within(new, funds.grant(new.reserved_usd))
             return self._add(session, new, str(uuid.uuid4()))
 
     def submit_again(

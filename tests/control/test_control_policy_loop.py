@@ -21,7 +21,7 @@ from scavenger.domain.decision import Blacklist, ChangeSize, Decision, Hold, Pau
 from scavenger.domain.job import JobSpec
 from scavenger.domain.snapshot import JobSnapshot
 from scavenger.errors import LimitReachedError, WorkersLostError
-from scavenger.policy import policy_for
+from scavenger.policy.table import policy_for
 
 AT = Configuration("local-1", 2, 32)
 

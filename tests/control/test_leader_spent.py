@@ -218,7 +218,7 @@ def test_a_bill_comes_to_the_sum_of_the_ledgers_items_which_is_what_budgets_coun
 
             assert bill.actual_usd == pytest.approx(seconds * SECOND_USD + sum(others.values()))
             assert bill.actual_usd == pytest.approx(store.spent_usd(job_id))
-            assert bill.actual_usd == pytest.approx(store.means_of(name).spent_usd)
+            assert bill.actual_usd == pytest.approx(store.funds_of_study(name).spent_usd)
             assert bill.actual_usd == pytest.approx(spent - before[0])
             before[0] = spent
 

@@ -206,6 +206,14 @@ class TestBudgets:
             first.cost_usd = 3.0
         assert (budget.spent_usd, budget.left_usd) == (6.0, 4.0)
 
+    def test_what_is_left_is_shared_among_those_that_run_at_once(self) -> None:
+        budget = Budget(12.0)
+        with contextlib.ExitStack() as running:
+            given = [running.enter_context(budget.allowance(None, at_once=3)).usd for _ in range(3)]
+            with pytest.raises(LimitReachedError, match=r"\$12\.00 are set aside"):
+                running.enter_context(budget.allowance(None, at_once=3))
+        assert given == pytest.approx([4.0, 4.0, 4.0])
+
     def test_a_failed_job_costs_what_it_has_cost(self) -> None:
         budget = Budget(10.0)
         with contextlib.suppress(TrainingError), budget.allowance(None) as one:

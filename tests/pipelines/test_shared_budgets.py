@@ -116,8 +116,8 @@ def test_what_a_running_trial_may_cost_is_no_other_programs(
             "all that it may cost counts"
         )
         with Store.open(url) as store:
-            means = store.means_of("rates")
-        assert (means.spent_usd, means.aside_usd, means.running) == (0.0, 0.0, 0)
+            funds = store.funds_of_study("rates")
+        assert (funds.spent_usd, funds.reserved_usd, funds.claims) == (0.0, 0.0, 0)
 
 
 def test_a_trial_that_cannot_begin_costs_nothing(url: str, tmp_path: Path) -> None:

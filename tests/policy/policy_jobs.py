@@ -11,7 +11,7 @@ from nested import built, changed
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.decision import ChangeSize, Decision, Replace, Stop
 from scavenger.domain.snapshot import JobSnapshot, Throughput, WorkerSnapshot
-from scavenger.policy import Policy
+from scavenger.policy.base import Policy
 
 BATCH = 1024
 Curve = Callable[[int], float]

@@ -12,7 +12,7 @@ from policy_jobs import job, supervisor
 
 from scavenger.domain.decision import Blacklist, ChangeSize, Decision, Hold, Pause, Stop
 from scavenger.domain.snapshot import Departure, JobSnapshot
-from scavenger.policy import Chain
+from scavenger.policy.base import Chain
 from scavenger.policy.failures import AvoidFailures
 
 POLICY = AvoidFailures()

@@ -13,7 +13,7 @@ from policy_jobs import Cluster, at, job, saturating, supervisor
 from properties import examples
 
 from scavenger.domain.decision import ChangeSize, Hold, Stop
-from scavenger.policy import Chain
+from scavenger.policy.base import Chain
 from scavenger.policy.limits import StayWithinLimits
 from scavenger.policy.projection import affords, misfit, project
 from scavenger.policy.scaling import ScaleByThroughput

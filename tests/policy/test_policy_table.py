@@ -10,13 +10,12 @@ from policy_jobs import at, job
 from scavenger.domain.decision import ChangeSize, Hold, Stop
 from scavenger.domain.elastic import ScalingPolicy
 from scavenger.domain.job import JobSpec
-from scavenger.policy import policy_for
 from scavenger.policy.batch import StrongScaling, WeakScaling
 from scavenger.policy.failures import AvoidFailures
 from scavenger.policy.limits import StayWithinLimits
 from scavenger.policy.scaling import FollowModel, KeepSize, ScaleByThroughput, ScaleByUtility
 from scavenger.policy.stragglers import ReplaceStragglers, SlowInARow, SlowOnAverage
-from scavenger.policy.table import SCALING, schedule_for
+from scavenger.policy.table import SCALING, policy_for, schedule_for
 
 CURVE = {"utility": {"linear": {"worth": 50, "until": "8h"}}}
 

@@ -141,7 +141,7 @@ class TestSpending:
 
             assert store.spent_usd(job) == 5.75
             assert store.spending(clock.at).spent == {ME: 5.75, "ann": 1.5}
-            assert store.means_of("digits").spent_usd == 7.25
+            assert store.funds_of_study("digits").spent_usd == 7.25
 
     def test_every_sum_is_that_of_the_items_whatever_they_are_and_in_whatever_month(self, url: str) -> None:
         clock = Clock()
@@ -158,7 +158,7 @@ class TestSpending:
 
             found = {item: one for item, one in store.entries(job).items() if one.usd}
             assert found == {item: LedgerEntry(2.0 * usd, usd) for item, usd in last.items() if usd}
-            assert store.spent_usd(job) == store.means_of(name).spent_usd == sum(last.values())
+            assert store.spent_usd(job) == store.funds_of_study(name).spent_usd == sum(last.values())
             paid = min(last.get("pool", 0.0), last.get("share", 0.0))
             assert sum(store.spending(since).spent.values()) == pytest.approx(sum(last.values()) - paid)
 
@@ -190,9 +190,10 @@ def test_budgets_of_the_store_are_those_recorded_last(store: Store) -> None:
 class TestClaims:
     def test_of_many_programs_at_once_none_gets_what_another_has(self, store: Store) -> None:
         def claim(number: int) -> float:
-            granted = store.claim("digits", f"job-{number}", 10.0, 4.0).granted_usd
-            assert granted is not None
-            return granted
+            try:
+                return store.claim("digits", f"job-{number}", 10.0, 4.0) or 0.0
+            except LimitReachedError:
+                return 0.0
 
         with ThreadPoolExecutor(4) as pool:
             granted = sorted(pool.map(claim, range(6)))
@@ -201,22 +202,17 @@ class TestClaims:
 
     def test_what_a_trial_has_cost_takes_the_place_of_what_was_set_aside(self, store: Store) -> None:
         job = create(store)
-        assert store.claim("digits", job, 10.0, 6.0).granted_usd == 6.0
+        assert store.claim("digits", job, 10.0, 6.0) == 6.0
         store.update_job(job, cost_usd=2.0)
-        means = store.means_of("digits")
-        assert (means.spent_usd, means.aside_usd, means.running) == (2.0, 4.0, 1)
+        funds = store.funds_of_study("digits")
+        assert (funds.spent_usd, funds.reserved_usd, funds.claims) == (2.0, 4.0, 1)
 
         end(store, job)
         store.release(job)
-        means = store.means_of("digits")
-        assert (means.spent_usd, means.aside_usd, means.running) == (2.0, 0.0, 0)
+        funds = store.funds_of_study("digits")
+        assert (funds.spent_usd, funds.reserved_usd, funds.claims) == (2.0, 0.0, 0)
         store.delete_jobs([job])
-        assert store.claim("digits", "other", 10.0, None).granted_usd == 8.0
-
-    def test_what_is_left_is_shared_among_those_that_run_at_once(self, store: Store) -> None:
-        granted = [store.claim("digits", f"job-{n}", 12.0, None, at_once=3).granted_usd for n in range(4)]
-
-        assert granted == pytest.approx([4.0, 4.0, 4.0, 0.0])
+        assert store.claim("digits", "other", 10.0, None) == 8.0
 
     def test_a_program_that_was_killed_leaves_nothing_set_aside(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
@@ -226,18 +222,18 @@ class TestClaims:
             dead.setattr("scavenger.store.ledger.this_process", lambda: gone)
             store.claim("digits", "job-1", 10.0, None)
 
-        assert store.means_of("digits").aside_usd == 0.0
+        assert store.funds_of_study("digits").reserved_usd == 0.0
 
     def test_vms_that_a_study_keeps_count_for_it(self, store: Store) -> None:
         keeper = store.create_job("kept-vms", spec={KEPT: "digits"}, job_file="/study").id
         store.update_job(keeper, cost_usd=1.0)
 
-        assert store.means_of("digits").spent_usd == 1.0
-        assert store.means_of("kept-vms").spent_usd == 0.0
+        assert store.funds_of_study("digits").spent_usd == 1.0
+        assert store.funds_of_study("kept-vms").spent_usd == 0.0
 
     def test_without_a_budget_nothing_limits_a_trial_but_its_own(self, store: Store) -> None:
-        assert store.claim("digits", "job-1", None, None).granted_usd is None
-        assert store.claim("digits", "job-2", None, 3.0).granted_usd == 3.0
+        assert store.claim("digits", "job-1", None, None) is None
+        assert store.claim("digits", "job-2", None, 3.0) == 3.0
 
 
 class TestReserves:
@@ -253,7 +249,7 @@ class TestReserves:
         create(store, job, constraints={"budget": 20.0})  # its job file allows more than the study gives it
         store.update_job(job, cost_usd=2.0)
         assert store.spending(since) == Spending({ME: 2.0}, {ME: 4.0})
-        assert store.means_of("digits").aside_usd == 4.0
+        assert store.funds_of_study("digits").reserved_usd == 4.0
         end(store, job)
         store.release(job)
         assert store.spending(since) == Spending({ME: 2.0}, {})

@@ -40,7 +40,7 @@ from scavenger.errors import (
     NotSupportedError,
     ScavengerError,
 )
-from scavenger.policy import learning_rate_scale
+from scavenger.policy.batch import learning_rate_scale
 from scavenger.presentation.formatting import plural
 from scavenger.store import Store
 from scavenger.store.record_file import RECORD_FILE

@@ -12,7 +12,7 @@ from scavenger.control.training.operations import NOT_YET, OperationHandler
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import JobSpec
 from scavenger.domain.pool import JobStanding, PoolShare
-from scavenger.policy import batch_rule
+from scavenger.policy.batch import batch_rule
 
 _CURVE_S = 5.0
 """How often a job's curve is predicted anew."""

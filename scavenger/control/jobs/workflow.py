@@ -49,7 +49,8 @@ from scavenger.errors import ConfigurationError, NoFeasiblePlanError
 from scavenger.models.fixed_epochs import FixedEpochs
 from scavenger.models.job_model import JobModel
 from scavenger.models.noise import NoiseReading
-from scavenger.policy import batch_rule, policy_for
+from scavenger.policy.batch import batch_rule
+from scavenger.policy.table import policy_for
 from scavenger.presentation.formatting import plural
 from scavenger.search.aggregator_vms import named_vms
 from scavenger.search.plan import SearchPlan, plan_search

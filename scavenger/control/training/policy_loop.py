@@ -18,7 +18,7 @@ from scavenger.domain.snapshot import (
     TrainingProgress,
 )
 from scavenger.errors import LimitReachedError, WorkersLostError
-from scavenger.policy import Policy
+from scavenger.policy.base import Policy
 
 LOOK_S = 1.0
 """Interval between two policy decisions: a policy sees many steps at once, and a change takes longer anyway."""

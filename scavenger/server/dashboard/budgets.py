@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 
 from scavenger.domain.submission import Spending
 from scavenger.policy.admission import QueueLimits
+from scavenger.policy.funds import Funds, funds_of
 from scavenger.presentation.formatting import clean, money
 from scavenger.server.dashboard.words import Meter, Moment, spent_meter
 from scavenger.server.dashboard.words import moment as moment_of
@@ -71,22 +71,20 @@ def budgets_page(
     """
     names = sorted({*users, *spending.spent, *spending.reserved, *limits.user_budgets_usd})
     lines = tuple(
-        _line(name, limits.budget_of(name), spending.spent.get(name, 0.0), spending.reserved.get(name, 0.0))
+        _line(name, funds_of(spending, limits.budget_of(name), name))
         for name in names
         if only in (None, name)
     )
-    spent, reserved = (math.fsum(usd.values()) for usd in (spending.spent, spending.reserved))
-    total = _line("all users", limits.budget_usd, spent, reserved) if only is None else None
+    total = _line("all users", funds_of(spending, limits.budget_usd)) if only is None else None
     return BudgetsPage(lines, total, f"{since:%B %Y} (UTC)", moment_of(now, now))
 
 
-def _line(who: str, budget_usd: float | None, spent_usd: float, reserved_usd: float) -> BudgetLine:
-    committed_usd = spent_usd + reserved_usd
+def _line(who: str, funds: Funds) -> BudgetLine:
     return BudgetLine(
         clean(who),
-        "no limit" if budget_usd is None else money(budget_usd),
-        money(spent_usd),
-        money(reserved_usd),
-        "-" if budget_usd is None else money(max(0.0, budget_usd - committed_usd)),
-        spent_meter(committed_usd, budget_usd),
+        "no limit" if funds.budget_usd is None else money(funds.budget_usd),
+        money(funds.spent_usd),
+        money(funds.reserved_usd),
+        "-" if funds.budget_usd is None else money(funds.left_usd),
+        spent_meter(funds.spent_usd + funds.reserved_usd, funds.budget_usd),
     )
