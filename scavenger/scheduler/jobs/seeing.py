@@ -120,7 +120,7 @@ def sizes_in(pool: Pool, sizes: Sizes) -> Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class SlotLimit:
     """Jobs that have at most so many slots together.
 
     Attributes:
@@ -137,7 +137,7 @@ class Limit:
         return self.most - sum(share.counts for job_id, share in shares.items() if job_id in self.ids)
 
 
-def limits_of(pool: Pool, jobs: Sequence[PoolJob]) -> tuple[Limit, ...]:
+def limits_of(pool: Pool, jobs: Sequence[PoolJob]) -> tuple[SlotLimit, ...]:
     """The limits of groups, then those of users; none in a pool that each job has as a whole."""
     if pool.whole:
         return ()
@@ -149,11 +149,11 @@ def limits_of(pool: Pool, jobs: Sequence[PoolJob]) -> tuple[Limit, ...]:
     for (user, name), members in groups.items():
         newest = max(members, key=lambda job: job.number).group
         assert newest is not None
-        found.append(Limit(frozenset(job.id for job in members), newest.most, f"jobs {name} of {user}"))
+        found.append(SlotLimit(frozenset(job.id for job in members), newest.most, f"jobs {name} of {user}"))
     for user, part in pool.users.items():
         if part.most is not None:
             ids = frozenset(job.id for job in jobs if job.user == user)
-            found.append(Limit(ids, part.most, f"jobs of {user}"))
+            found.append(SlotLimit(ids, part.most, f"jobs of {user}"))
     return tuple(found)
 
 
