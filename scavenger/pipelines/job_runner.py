@@ -32,7 +32,7 @@ from scavenger.errors import (
     StoreError,
     TransientError,
 )
-from scavenger.pipelines.budget import Allowance, Budget, dollars
+from scavenger.pipelines.budget import Allowance, Budget, check_own_limit, dollars, own_limit_usd
 from scavenger.pipelines.driving import drive, refuse_in_workers
 from scavenger.pipelines.handing_over import job_file_of, told
 from scavenger.pipelines.job import Job, check_is_job
@@ -40,7 +40,6 @@ from scavenger.pipelines.narrowing import limited
 from scavenger.pipelines.progress import shown_progress
 from scavenger.pipelines.results import Run, Submission
 from scavenger.pipelines.running import RunningJob
-from scavenger.pipelines.set_aside import SetAside, check_own_limit, own_limit_usd
 from scavenger.train.engines.warm import WarmServers
 
 if TYPE_CHECKING:
@@ -88,7 +87,6 @@ class JobRunner:
         self._of_study: dict[int, dict[str, Any]] = {}
         self._kept: list[KeptVms] = []
         self._begun: dict[int, list[str]] = {}
-        self._set_aside = SetAside(self._budget)
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -180,11 +178,11 @@ class JobRunner:
             if seat is not None:
                 spec = seat.within(JobSpec.model_validate(record.spec))
             return self._resumed_here(record.id, spec, observer, most_usd, before_usd, deadline_s, seat)
-        with self._set_aside.handing(most_usd, before_usd) as handing:
-            check_own_limit(record, before_usd, handing.usd)
+        with self._budget.allowance(most_usd, before_usd=before_usd) as allowance:
+            check_own_limit(record, before_usd, allowance.usd)
             made = resumed(self._source, record, renewal, **self._of_study.get(threading.get_ident(), {}))
-            handing.job_id = made.id
-        return self._awaited(handing.job_id, observer)
+            allowance.job_id = made.id
+        return self._awaited(made.id, observer)
 
     def _check_may_run(self) -> None:
         """Refuse to run a job by a closed client, or in a worker.
@@ -209,9 +207,9 @@ class JobRunner:
     def _handed_over(self, job: Job, *, priority: int = 0, run: bool = True) -> Submission:
         check_is_job(job)
         self._check_may_run()
-        with self._set_aside.handing(job.spec.constraints.budget) as handing:
-            made = self._submitted_job(self.tracked(limited(job, handing.usd)), priority, run=run)
-            handing.job_id = made.id  # set aside until `wait` has its bill
+        with self._budget.allowance(job.spec.constraints.budget) as allowance:
+            made = self._submitted_job(self.tracked(limited(job, allowance.usd)), priority, run=run)
+            allowance.job_id = made.id  # set aside until `wait` has its bill
         return Submission.of(made)
 
     def _submitted_job(self, job: Job, priority: int, *, run: bool) -> SubmittedJob:
@@ -248,7 +246,7 @@ class JobRunner:
         key = job.id if isinstance(job, Submission) else job
         while (one := submission_of(self._open, key)) is not None and one.job_state is None:
             if not one.is_open:
-                self._set_aside.settle(one.id, self._cost_if_known)
+                self._budget.settle(one.id, self._cost_if_known)
                 raise ConfigurationError(f"job {one.name} ({one.id[:8]}) did not begin: {one.reason}")
             time.sleep(_LOOK_S)
         job_id = job_of(self._source, key).id if one is None else one.id
@@ -257,7 +255,7 @@ class JobRunner:
                 for seen_event in told(event):
                     seen.on_event(seen_event)
             seen.on_event(PhaseChanged("done", ""))
-        self._set_aside.settle(job_id, self._cost_if_known)
+        self._budget.settle(job_id, self._cost_if_known)
         return self.result(job_id)
 
     def running(self, job: str | Submission) -> RunningJob:
