@@ -34,24 +34,10 @@ def open_supervisor(
         checkpoints: The URL of its checkpoints.
     """
     job, space, job_id = prepared.job, resources.space, work_dir.name
-    secrets = secrets_of(job, os.environ)
-    keep_secret(secrets.values())
     timeouts = Timeouts(job.limits.start, job.limits.step, job.limits.evaluation, job.limits.callbacks)
     plan = job.checkpoint or CheckpointSpec(path="./checkpoints")
     checkpoint = CheckpointPlan(checkpoints, plan.every, plan.every_steps or 0)
-    source = JobSource(
-        "" if job.train is None else str(job.train),
-        prepared.folder,
-        job.seed,
-        space.offers[0].cpus,
-        job_id,
-        data="" if job.data is None else str(job.data),
-        params=job.params,
-        schedule_batch=job.reference_batch_size if job.elastic.schedule == "samples" else 0,
-        gradients=job.elastic.gradients,
-        env=plain(job.env),
-        secrets=secrets,
-    )
+    source = _source_of(prepared, space.offers[0].cpus, job_id)
     # each supervisor is large, and a job needs one of them
     if job.run is not None:
         from scavenger.train.command.job_supervisor import CommandJobSupervisor
@@ -98,4 +84,24 @@ def open_supervisor(
         checkpoint=checkpoint,
         engine=resources.engine,
         clock=clock,
+    )
+
+
+def _source_of(prepared: PreparedJob, cpus: int, job_id: str) -> JobSource:
+    """What its processes train, with its secrets, which are masked in logs from now on."""
+    job = prepared.job
+    secrets = secrets_of(job, os.environ)
+    keep_secret(secrets.values())
+    return JobSource(
+        "" if job.train is None else str(job.train),
+        prepared.folder,
+        job.seed,
+        cpus,
+        job_id,
+        data="" if job.data is None else str(job.data),
+        params=job.params,
+        schedule_batch=job.reference_batch_size if job.elastic.schedule == "samples" else 0,
+        gradients=job.elastic.gradients,
+        env=plain(job.env),
+        secrets=secrets,
     )
