@@ -10,9 +10,18 @@ from contextlib import contextmanager, suppress
 from html import escape
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from scavenger.domain.report import EpochEnded, Event, Observer, PhaseChanged, StepDone
+from scavenger.domain.report import (
+    EpochEnded,
+    EpochsForecast,
+    Event,
+    Forecasted,
+    Observer,
+    PhaseChanged,
+    StepDone,
+    ViewChanged,
+)
 from scavenger.presentation.event_words import event_words
-from scavenger.presentation.formatting import clean, duration, money, quantity
+from scavenger.presentation.formatting import beside_target, clean, duration, money, quantity
 from scavenger.presentation.live import COLUMNS_MAX, ROWS_MAX, JobWatch, Row, cells, rows
 
 if TYPE_CHECKING:
@@ -32,7 +41,13 @@ __all__ = [
 
 _REDRAW_S = 0.125
 """Time between two drawings: as many as the eye follows, so that training is not slowed."""
-_LINE_S = 10.0
+LINE_S = 10.0
+"""Shortest time between two lines about steps."""
+LINE_MAX_S = 300.0
+"""Longest time between two lines about steps: a job that hangs is noticed."""
+_LINE_GROWTH = 0.5
+"""The time between two lines about steps as a share of the phase so far: five lines tell its first minute, and about
+twenty its first hour."""
 
 
 class Observers(Observer):
@@ -188,12 +203,28 @@ class LiveDisplay(Observer):
 
 
 class LineProgress(Observer):
-    """Lines of text, for files and logs: events, and a step every ten seconds."""
+    """Lines with fixed first words, for files, pipes, logs and screen readers: events, and now and then a step.
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._clock = stream, clock
-        self._next_at = float("-inf")
-        self._phase, self._metrics = "starting", ""
+    Args:
+        verbose: Show every event; else what a user waits for: phases, measurements, the choice, warnings, losses, and
+            steps of 80 columns, more and more rarely.
+        write_step: Writes the line of a step, which may be left out; None to write it as any other.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        verbose: bool = True,
+        write_step: Callable[[str], object] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream, self._verbose, self._clock = stream, verbose, clock
+        self._write_step = write_step
+        self._since, self._next_at = clock(), float("-inf")
+        self._goal: tuple[str, float | None] | None = None
+        self._metric: float | None = None
+        self._forecast: EpochsForecast | None = None
 
     def begin(self) -> None:
         """Nothing is drawn beforehand."""
@@ -202,37 +233,56 @@ class LineProgress(Observer):
         """Nothing is left."""
 
     def on_event(self, event: Event) -> None:
-        if isinstance(event, PhaseChanged):
-            self._phase = event.phase
-        if isinstance(event, EpochEnded):
-            self._metrics = ", ".join(
-                f"{name} {quantity(value)}" for name, value in event.record.metrics.items()
-            )
+        now = self._clock()
         if isinstance(event, StepDone):
-            if self._clock() >= self._next_at:
-                self._next_at = self._clock() + _LINE_S
-                self._tell(self._words(event))
-        elif (line := event_words(event)) is not None:
-            self._tell(line)
+            if now >= self._next_at:
+                grown_s = 0.0 if self._verbose else min(_LINE_GROWTH * (now - self._since), LINE_MAX_S)
+                self._next_at = now + max(LINE_S, grown_s)
+                self._write(self._step(event), self._write_step)
+            return
+        if isinstance(event, PhaseChanged):
+            self._since = now
+        if isinstance(event, Forecasted):
+            self._forecast = event.forecast
+        if isinstance(event, EpochEnded) and event.goal_metric is not None:
+            self._goal = (event.goal_metric, event.target)
+            self._metric = event.record.metrics.get(event.goal_metric)
+        if self._verbose or not isinstance(event, ViewChanged | EpochEnded | Forecasted):
+            self.say(event_words(event))
 
-    def _tell(self, line: str) -> None:
+    def say(self, line: str | None) -> None:
+        """Write a line; None for nothing."""
+        if line is not None:
+            self._write(line)
+
+    def _write(self, line: str, write: Callable[[str], object] | None = None) -> None:
         try:
-            self._stream.write(clean(line) + "\n")
-            self._stream.flush()
+            (write or self._stream.write)(clean(line) + "\n")
+            if write is None:
+                self._stream.flush()
         except (OSError, ValueError):
             pass  # nobody reads: that must not end the training
 
-    def _words(self, step: StepDone) -> str:
-        record, share = step.record, step.progress
-        parts = [
-            self._phase + ("" if share is None else f" {100 * share:.0f} %"),
-            f"step {record.step}, epoch {record.epoch + 1}",
-            f"{record.workers} x batch {record.global_batch_size}, {duration(record.step_time_s)} a step",
-            f"loss {quantity(record.loss)}",
-            self._metrics,
-            money(step.cost_usd),
-        ]
-        return "; ".join(part for part in parts if part)
+    def _step(self, event: StepDone) -> str:
+        record, forecast = event.record, self._forecast
+        step, epoch = f"step {record.step}", f"epoch {record.epoch + 1}"
+        share = "" if event.progress is None else f"{100 * event.progress:.0f} %"
+        loss, cost = f"loss {quantity(record.loss)}", money(event.cost_usd)
+        if forecast is not None and forecast.is_known:
+            low, high = forecast.epochs_interval
+            epoch += f" of about {forecast.epochs:.0f} ({low:.0f}-{high:.0f})"
+        elif forecast is not None:
+            epoch += " (end not known yet)"
+            share = share if self._verbose else ""  # of a whole that may be anything
+        name, target = (None, None) if self._goal is None else self._goal
+        if self._verbose:
+            at = f"{record.workers} x batch {record.global_batch_size}, {duration(record.step_time_s)} a step"
+            value, towards = beside_target(self._metric, target)
+            aim = f" (target {towards})" if towards else ""
+            words = [step, epoch, at, loss, "" if name is None else f"{name} {value}{aim}", cost, share]
+        else:
+            words = [step, share, epoch, loss if name is None else f"{name} {quantity(self._metric)}", cost]
+        return ", ".join(word for word in words if word)
 
 
 class NotebookProgress(Observer):

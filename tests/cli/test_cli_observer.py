@@ -10,8 +10,6 @@ from dataclasses import replace
 import pytest
 from cli_samples import make_choice, make_curve
 from scavenger_cli.ui.observer import (
-    PLAIN_INTERVAL_MAX_S,
-    PLAIN_INTERVAL_S,
     LiveObserver,
     PlainObserver,
     make_observer,
@@ -32,6 +30,7 @@ from scavenger.domain.report import (
     ViewChanged,
     WorkerChanged,
 )
+from scavenger.pipelines.progress import LINE_MAX_S, LINE_S
 
 
 class Terminal(io.StringIO):
@@ -90,7 +89,7 @@ def test_of_ten_thousand_steps_in_a_hundred_seconds_eleven_lines_are_written() -
         clock[0] = number / 100
         observer.on_event(step(number + 1))
 
-    assert len(stream.getvalue().splitlines()) == 100 / PLAIN_INTERVAL_S + 1
+    assert len(stream.getvalue().splitlines()) == 100 / LINE_S + 1
 
 
 def test_a_phase_is_told_more_and_more_rarely_and_a_job_that_hangs_within_minutes() -> None:
@@ -108,10 +107,10 @@ def test_a_phase_is_told_more_and_more_rarely_and_a_job_that_hangs_within_minute
     assert within[60.0] <= 5
     assert within[240.0] <= 9
     assert within[3600.0] <= 21
-    assert max(after - before for before, after in itertools.pairwise(told)) <= PLAIN_INTERVAL_MAX_S + 0.1
+    assert max(after - before for before, after in itertools.pairwise(told)) <= LINE_MAX_S + 0.1
 
     observer.on_event(PhaseChanged("running", ""))
-    clock[0] += PLAIN_INTERVAL_MAX_S
+    clock[0] += LINE_MAX_S
     before = stream.tell()
     observer.on_event(step(1))
     assert stream.tell() > before

@@ -254,7 +254,8 @@ class TestProgress:
                 progress.on_event(event)
         lines = file.read_text().splitlines()
         assert lines[0] == "running: to the goal"
-        assert lines[1].startswith("running 50 %; step 3, epoch 1; 2 x batch 64")
+        assert lines[1].startswith("step 3, epoch 1, 2 x batch 64, ")
+        assert lines[1].endswith(", 50 %")
         assert lines[2:] == ["epoch 1: val_loss 0.5", "warning: a worker is slow"]
 
     def test_a_notebook_has_one_output_that_is_updated(self) -> None:
