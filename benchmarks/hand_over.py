@@ -108,7 +108,7 @@ def _turn(pool: RealPool, first: str, second: str, submitted_s: float) -> Turn:
     begun_s = moved("begins", gone_s)
     started = next(at for at, message in pool.events(second) if message.startswith("starting"))
     ready_s, steps = ready(second, begun_s, TAKEN), pool.steps(second)
-    ended_s = pool.process_ends_s(second)[-1]
+    ended_s = pool.workers_gone_s(second)
     grown_s = moved("first grows", ended_s)
     grown_ready_s, again = ready(first, grown_s, TAKEN), pool.steps(first)
     all_s = float(again.end_s[(again.end_s > ended_s) & (again.workers == SLOTS)][0])

@@ -206,7 +206,7 @@ class RealPool:
         return [(one.at.timestamp(), one.message) for one in self.store.events(job, limit=9999)]
 
     def process_ends_s(self, job: str) -> list[float]:
-        """Unix times at which workers of a job have said their last word, growing."""
+        """Unix times at which workers that left a job have said their last word, growing."""
         logs = (self.folder_of(job) / "logs").glob("w*.log")
         return sorted(
             _unix_s(line)
@@ -214,6 +214,10 @@ class RealPool:
             for line in log.read_text().splitlines()
             if "ends with status" in line
         )
+
+    def workers_gone_s(self, job: str) -> float:
+        """Unix time at which the last worker of a job that has ended was gone."""
+        return max(one.updated_at.timestamp() for one in self.store.processes(job) if one.role == "worker")
 
     def worker_starts_s(self) -> list[float]:
         """How long the workers of all jobs took from the start of their processes until they were ready."""

@@ -51,10 +51,15 @@ class PoolSeat:
     # ---- what the job may have -----------------------------------------------------------------------------
 
     def within(self, job: JobSpec) -> JobSpec:
-        """The job as it runs with this share: it searches up to it, and no policy of its own changes its size."""
+        """The job as it runs with this share: it searches up to it, and no policy of its own changes its size.
+
+        One whose file names a single number of workers searches none, and begins with all that it may have.
+        """
         low, high = job.elastic_range
         told = self.share.told
-        counts = tuple(count for count in job.worker_counts if count <= told) or (told,)
+        counts = tuple(count for count in job.worker_counts if count <= told)
+        if not counts or len(job.worker_counts) == 1:
+            counts = (told,)
         search = job.search.model_copy(update={"workers": counts})
         elastic = job.elastic.model_copy(
             update={
