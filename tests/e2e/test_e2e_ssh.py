@@ -14,7 +14,7 @@ from waiting import wait_for
 
 from scavenger.policy.provisioning.slots import is_for_aggregators
 
-pytestmark = [needs_ssh, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [needs_ssh, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 AGENT = f"""#!/bin/sh
 export PYTHONPATH={ROOT}:{ROOT}/cli OMP_NUM_THREADS=1 TF_CPP_MIN_LOG_LEVEL=2
 exec {sys.executable} -m scavenger.control.provisioning.on_vm "$@"

@@ -65,7 +65,7 @@ def seen_of(job: Job, *arguments: str, terminal: bool) -> tuple[str, str]:
     return ESCAPES.sub("", said.decode()), ""
 
 
-@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("terminal", [pytest.param(False, marks=pytest.mark.long), True])
 def test_lines_of_libraries_are_in_the_logs_and_what_the_users_code_prints_is_kept(
     make_job: Callable[..., Job], terminal: bool
 ) -> None:

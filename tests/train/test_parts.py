@@ -109,6 +109,7 @@ def test_a_gradient_in_parts_is_that_of_all_samples_at_once(build: Any, x: Any) 
     assert told == [37, 18]
 
 
+@pytest.mark.long
 def test_what_tensorflows_allocator_refuses_is_computed_in_parts() -> None:
     roomy = program(dense, NO_LIMIT)
     tight = program(lambda most: dense(most, Greedy), 20)

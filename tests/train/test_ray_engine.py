@@ -131,8 +131,9 @@ def start(cluster: Any, tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("ray_folder")
-class TestRayEngine(EngineConformance):
+class TestConformance(EngineConformance):
     ends_within_s = 10.0
     leader = """
 import sys
@@ -146,6 +147,10 @@ print("up", flush=True)
 while True: engine.poll()
 """
 
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_folder")
+class TestRayEngine:
     def test_a_process_that_cannot_be_started_at_its_host_is_told_of(
         self, cluster: Any, tmp_path: Path
     ) -> None:

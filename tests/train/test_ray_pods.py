@@ -53,6 +53,7 @@ def made(
     return HostEngine(folder / "logs", agents, source=nodes, command=command(SLEEP))
 
 
+@pytest.mark.long
 def test_a_worker_waits_until_its_node_has_joined_ray_and_aggregators_stay_with_the_leader(
     agents: AgentServer, tmp_path: Path
 ) -> None:

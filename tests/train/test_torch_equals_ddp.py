@@ -273,7 +273,7 @@ def _train(ways: Sequence[Way], replicas: list[Any], steps: range) -> list[Excep
 
 
 @pytest.mark.parametrize("make", WAYS)
-@pytest.mark.parametrize("joins", [False, True])
+@pytest.mark.parametrize("joins", [pytest.param(False, marks=pytest.mark.long), True])
 def test_workers_reach_the_weights_of_one_process_with_the_global_batch(make: type[Way], joins: bool) -> None:
     plain = make()
     start = {name: tensor.clone() for name, tensor in plain.model.state_dict().items()}

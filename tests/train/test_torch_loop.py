@@ -204,6 +204,7 @@ def test_gradients_of_several_backward_passes_add_up_and_missing_ones_are_zero()
             at += parameter.numel()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_loop_on_two_workers_reaches_the_weights_of_ddp_on_the_same_order_of_data(tmp_path: Path) -> None:
     steps: list[list[tuple[int, int]]] = []
