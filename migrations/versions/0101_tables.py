@@ -196,6 +196,7 @@ def upgrade() -> None:
         sa.Column("background", sa.Boolean(), nullable=False),
         sa.Column("started_at", MOMENT, nullable=False),
         sa.Column("heartbeat_at", MOMENT, nullable=False),
+        sa.Column("pools", DOCUMENT, nullable=True),
         sa.CheckConstraint("pid > 0", name=op.f("ck_servers_pid")),
         sa.CheckConstraint("uid >= 0", name=op.f("ck_servers_uid")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_servers")),

@@ -66,6 +66,25 @@ class Pool:
     whole: bool = False
 
 
+def differing(mine: Mapping[str, Pool], theirs: Mapping[str, Pool]) -> str:
+    """What differs between the pools of two servers of one machine, in words; empty if nothing does.
+
+    A pool that each job has as a whole is the same with any number of slots.
+    """
+    for name in sorted({*mine, *theirs}):
+        one, other = mine.get(name), theirs.get(name)
+        if one is None or other is None:
+            return f"pool {name} is {'there alone' if one is None else 'not there'}"
+        if one.whole and other.whole:
+            continue
+        for field_name in ("whole", "slots", "policy", "users", "starved_s"):
+            here, there = getattr(one, field_name), getattr(other, field_name)
+            if here != there:
+                shown = (f"{value:g} s" if isinstance(value, float) else value for value in (here, there))
+                return f"pool {name}: {field_name.removesuffix('_s')} is {next(shown)} here, and {next(shown)} there"
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class RatePoint:
     """A point of a job's curve.
@@ -174,8 +193,8 @@ class PoolAllotment:
     at: datetime
 
 
-def document_of(value: JobStanding | PoolAllotment) -> dict[str, Any]:
-    """A value as JSON types; `standing_of` and `allotment_of` read it."""
+def document_of(value: JobStanding | PoolAllotment | Pool) -> dict[str, Any]:
+    """A value as JSON types; `standing_of`, `allotment_of` and `pool_from` read it."""
     document: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
     return document
 
@@ -188,6 +207,11 @@ def standing_of(document: Mapping[str, Any]) -> JobStanding:
 def allotment_of(document: Mapping[str, Any]) -> PoolAllotment:
     """Read an allotment."""
     return msgspec.convert(document, PoolAllotment)
+
+
+def pool_from(document: Mapping[str, Any]) -> Pool:
+    """Read what a pool is."""
+    return msgspec.convert(document, Pool)
 
 
 def pool_of(spec: Mapping[str, Any], *, rents: bool) -> str:

@@ -41,6 +41,7 @@ class ServerRow(Base):
     background: Mapped[bool]
     started_at: Mapped[datetime]
     heartbeat_at: Mapped[datetime]
+    pools: Mapped[dict[str, Any] | None]
 
 
 class AllotmentRow(Base):

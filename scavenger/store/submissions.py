@@ -23,6 +23,7 @@ from sqlalchemy.orm import Session
 
 from scavenger.domain.document import without_nonfinite
 from scavenger.domain.intent import Fence, Lease
+from scavenger.domain.pool import Pool, document_of, pool_from
 from scavenger.domain.report import JobState
 from scavenger.domain.submission import (
     OPEN_SUBMISSIONS,
@@ -395,10 +396,24 @@ class SubmissionsPart(Part):
                 _end(row, state, reason, self._clock())
             return True
 
-    def put_server(self, server: ServerRecord) -> None:
-        """Record a server, or its sign of life, in place of what was recorded of it; `heartbeat_at` is set to now."""
+    def put_server(self, server: ServerRecord, pools: Collection[Pool] = ()) -> None:
+        """Record a server, or its sign of life, in place of what was recorded of it; `heartbeat_at` is set to now.
+
+        Args:
+            pools: That it shares out.
+        """
+        document = {pool.name: document_of(pool) for pool in pools}
         with self._database.writing() as session:
-            session.merge(ServerRow(**{**asdict(server), "heartbeat_at": self._clock()}))
+            session.merge(
+                ServerRow(**{**asdict(server), "heartbeat_at": self._clock()}, pools=document or None)
+            )
+
+    def pools_of_server(self, server_id: str) -> dict[str, Pool]:
+        """The pools that a server shares out, by name; none if they are not on record."""
+        with self._database.reading() as session:
+            row = session.get(ServerRow, server_id)
+            found = {} if row is None or row.pools is None else row.pools
+            return {name: pool_from(document) for name, document in found.items()}
 
     def remove_server(self, server_id: str) -> None:
         """Delete a server's record; no effect if there is none."""

@@ -119,6 +119,12 @@ class Serving:
             self.process.terminate()
             self.process.wait(60)
 
+    def answers(self) -> bool:
+        """Whether it has begun to serve."""
+        with socket.socket() as asking:
+            asking.settimeout(5.0)
+            return asking.connect_ex(("127.0.0.1", self.port)) == 0
+
     def submit(self, token: str, job_file: Path, key: str, **given: object) -> str:
         """Submit a job; returns its id. Raises OSError or `http.client.HTTPException` without an answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)

@@ -150,6 +150,12 @@ class PoolSoak(Soak):
 
     # ---- what is done meanwhile ----------------------------------------------------------------------------
 
+    def _killing_servers(self) -> None:
+        """Kill those that have begun to serve: on a busy machine that takes longer than from one kill to the next."""
+        for _ in self._moments("servers"):
+            if found := [one for one in self.serving if one.answers()]:
+                self._rng.choice(found).kill()
+
     def _killing_workers(self) -> None:
         for _ in self._moments("workers"):
             with contextlib.suppress(psutil.Error, ScavengerError, IndexError), Store.open(self.url) as store:

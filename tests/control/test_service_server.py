@@ -21,6 +21,7 @@ from scavenger.control.service import server as server_module
 from scavenger.control.service.server import Server, runner_log
 from scavenger.control.service.submitting import live_server, runner_environment
 from scavenger.control.settings import parse_settings
+from scavenger.domain.pool import Pool, UserPart, differing
 from scavenger.domain.submission import (
     SERVER_LEASE,
     Backlog,
@@ -30,7 +31,13 @@ from scavenger.domain.submission import (
     Submission,
     runner_lease,
 )
-from scavenger.errors import JobFileError, LeaseLostError, StoreUnavailableError, TransientError
+from scavenger.errors import (
+    ConfigurationError,
+    JobFileError,
+    LeaseLostError,
+    StoreUnavailableError,
+    TransientError,
+)
 from scavenger.policy.admission import QueueLimits
 from scavenger.policy.runners import FAULTS_MAX, SILENT_S, STARTS_MAX
 from scavenger.store import Store
@@ -101,6 +108,23 @@ class TestItsPlace:
         lease = store.lease(SERVER_LEASE)
         assert lease is not None
         assert lease.token == 2
+
+    def test_a_second_server_with_other_pools_is_refused_where_several_may_serve(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Store, "path", None)  # as on PostgreSQL
+        pools = {"gpu": Pool("gpu", 4, "even"), "local": Pool("local", 2, "fifo", whole=True)}
+        first = Server(store, QueueLimits(), pools)
+        first.start()
+        other = pools | {"gpu": Pool("gpu", 6, "even", {"ann": UserPart(most=2)})}
+        second = Server(store, QueueLimits(), other)
+        with pytest.raises(ConfigurationError, match="pool gpu: slots is 6 here, and 4 there, at process"):
+            second.start()
+        assert [one.id for one in store.servers()] == [first.record.id]
+        Server(store, QueueLimits(), pools).start()  # the same pools
+        first.close()
+        assert differing(pools, other) == "pool gpu: slots is 4 here, and 6 there"
+        assert differing(pools, {}) == "pool gpu is not there"
 
     def test_one_whose_place_was_taken_ends(self, store: Store) -> None:
         clock = Clock()

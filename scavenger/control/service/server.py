@@ -29,7 +29,7 @@ from scavenger.control.service.submitting import runner_environment
 from scavenger.control.settings import SETTINGS_VARIABLE, load_settings
 from scavenger.control.training.operations import knock
 from scavenger.domain.intent import Fence, Lease
-from scavenger.domain.pool import Pool
+from scavenger.domain.pool import Pool, differing
 from scavenger.domain.pool_settings import pools_of
 from scavenger.domain.submission import (
     SERVER_LEASE,
@@ -145,7 +145,8 @@ class Server:
     ) -> None:
         self._store, self._clock, self.idle_s, self._held = store, clock, idle_s, held
         self._limits = configured_limits() if limits is None else limits
-        self._pools = Pools(store, configured_pools() if pools is None else pools, clock=clock)
+        self._served = configured_pools() if pools is None else pools
+        self._pools = Pools(store, self._served, clock=clock)
         self._holder, me, now = holder_name(), store.me(), datetime.now(UTC)
         self.record = ServerRecord(
             id=str(uuid.uuid4()),
@@ -177,13 +178,39 @@ class Server:
 
         Raises:
             TransientError: Another server has it.
+            ConfigurationError: Another server of this machine shares out other pools.
         """
         if self._store.path is not None:
             self._fence = self._taken_lease().fence
         elif self.idle_s is None:
             self._replace_background()
-        self._store.put_server(self.record)
+        self._put()
+        try:
+            self._compare_pools()
+        except ConfigurationError:
+            self.close()
+            raise
+
+    def _put(self) -> None:
+        self._store.put_server(self.record, self._served.values())
         self._beat_at = self._clock()
+
+    def _compare_pools(self) -> None:
+        """Refuse to share out other pools than a server that was there before: they would decide in turns.
+
+        Raises:
+            ConfigurationError: One does.
+        """
+        me = self.record
+        for other in self._store.servers():
+            mine = other.uid == me.uid and other.serves(me.installation, me.host)
+            before = (other.started_at, other.id) < (me.started_at, me.id)
+            theirs = self._store.pools_of_server(other.id) if mine and before else {}
+            if theirs and not other.background and (what := differing(self._served, theirs)):
+                raise ConfigurationError(
+                    f"{what}, at process {other.pid} on {other.host}, which serves {self._store.name} too: give both "
+                    "servers the same pools (--pool FILE, or the settings file), or end that one"
+                )
 
     def _replace_background(self) -> None:
         """End servers in the background of this machine and account, which know the limits of this one's options not.
@@ -233,8 +260,7 @@ class Server:
             return
         if self._fence is not None and not self._store.renew_lease(self._fence):
             raise LeaseLostError(f"another server serves {self._store.name}")
-        self._store.put_server(self.record)
-        self._beat_at = self._clock()
+        self._put()
 
     def close(self) -> None:
         """Leave the place to others. Runners go on; the next server adopts them."""

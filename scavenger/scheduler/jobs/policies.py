@@ -8,7 +8,7 @@ priority counts, then what the policy wants.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import ClassVar, Protocol
 
@@ -234,6 +234,9 @@ class Even(Patient):
 class Fair(Patient):
     """The next slot to the user who has least for his share, and there to the job that was there first.
 
+    However many jobs a user has, and however few slots one of them needs to begin: what others' jobs could use of their
+    parts is kept for them. Of each user, one job that has waited for too long goes before all others at a time.
+
     Attributes:
         parts: Of each user by number, above 0; 1 for those beyond its end.
     """
@@ -242,27 +245,87 @@ class Fair(Patient):
 
     def plan(self, seen: PoolSeen, patience: Patience) -> Plan:
         """See `Policy.plan`."""
-        claims = seen.claims
+        claims, fixed = seen.claims, seen.standing.fixed
         users = int(claims.user.max(initial=-1)) + 1
         part = np.ones(max(users, len(self.parts)))
         part[: len(self.parts)] = self.parts
-        mine = ranked(seen, patience, claims.user)
-        # a job goes when its user's slots, this job's among them, are fewest for his part
-        need = needed(seen, claims.least)[mine]
-        total = np.cumsum(need)
-        user = claims.user[mine]
-        begin = np.flatnonzero(np.r_[True, user[1:] != user[:-1]])
-        before = np.repeat(total[begin] - need[begin], np.diff(np.r_[begin, len(user)]))
-        reached = np.empty(seen.jobs)
-        reached[mine] = (total - before) / part[user]
-        order = ranked(seen, patience, reached)
-        least, most = beginning(seen, order)
+        need = needed(seen, claims.least)
+        useful = np.where(need > 0, np.where(fixed, need, np.maximum(seen.useful, need)), 0)
+        mine = ranked(seen, patience)
+        mine = mine[np.argsort(claims.user[mine], kind="stable")]
+        seen = _one_of_each_user(seen, patience)
+        ahead = fixed & seen.runs | raised(seen, patience)
+        begins = admit(ranked(seen, patience), np.where(ahead, need, 0), seen.slots)
+        within, reached = ahead.copy(), np.zeros(seen.jobs)
+        for level in np.unique(claims.priority[~ahead])[::-1].tolist():
+            rows = mine[(~ahead & (claims.priority == level))[mine]]
+            _begin_within_parts(
+                seen.slots, rows, claims.user, need, useful, part[:users], begins, within, reached
+            )
+        order = ranked(seen, patience, ~within, reached)
+        least, most = np.where(begins, need, 0), np.where(begins, useful, 0)
         of_user = np.bincount(claims.user, least, users).astype(np.int64)
         most_of_user = np.bincount(claims.user, most, users).astype(np.int64)
         cap = level_up(of_user, most_of_user, seen.slots, part[:users] if self.parts else None)
         rows, slots = seen.arrival, np.zeros_like(least)
         slots[rows] = level_groups(least[rows], most[rows], cap, claims.user[rows])
         return elastic(seen, order, slots)
+
+
+def _one_of_each_user(seen: PoolSeen, patience: Patience) -> PoolSeen:
+    """The pool in which of each user one job at most has waited for too long: who has his turn, or waits longest."""
+    standing, rows = seen.standing, np.flatnonzero(raised(seen, patience))
+    if not len(rows):
+        return seen
+    user = seen.claims.user[rows]
+    rows = rows[
+        np.lexsort((seen.claims.submitted_s[rows], -standing.waited_s[rows], seen.held[rows] == 0, user))
+    ]
+    user = seen.claims.user[rows]
+    others = rows[np.r_[False, user[1:] == user[:-1]]]
+    waited_s = standing.waited_s.copy()
+    waited_s[others] = 0.0
+    return replace(seen, standing=replace(standing, waited_s=waited_s))
+
+
+def _begin_within_parts(
+    slots: int,
+    rows: IntArray,
+    user: IntArray,
+    need: IntArray,
+    useful: IntArray,
+    part: FloatArray,
+    begins: BoolArray,
+    within: BoolArray,
+    reached: FloatArray,
+) -> None:
+    """Let jobs begin that fit into the parts of their users; others into what those cannot use.
+
+    Args:
+        slots: Of the pool.
+        rows: Jobs of one priority, by user, and of each user in his order.
+        user, need, useful: Of all jobs.
+        part: Of each user.
+        begins: Who has begun already, to which those that begin are added.
+        within: To which those are added that are in their users' parts.
+        reached: Set to what the user has for his part when the job begins.
+    """
+    users, of = len(part), user[rows]
+    has = np.bincount(user, np.where(begins, need, 0), users).astype(np.int64)
+    could_use = np.bincount(user, np.where(begins, useful, 0), users)
+    cap = level_up(has, (could_use + np.bincount(of, useful[rows], users)).astype(np.int64), slots, part)
+    total = np.cumsum(need[rows])
+    begin = np.searchsorted(of, of)
+    total = total - (total - need[rows])[begin] + has[of]
+    reached[rows] = total / part[of]
+    fits = (total <= cap[of]) & (need[rows] > 0)
+    begins[rows[fits]] = within[rows[fits]] = True
+    has = np.bincount(user, np.where(begins, need, 0), users)
+    could_use = np.bincount(user, np.where(begins, useful, 0), users)
+    kept = np.maximum(has, np.minimum(cap, could_use))
+    over = rows[~fits]
+    order = over[np.argsort(reached[over], kind="stable")]
+    begins |= admit(order, np.where(np.isin(np.arange(len(need)), over), need, 0), slots - int(kept.sum()))
 
 
 @dataclass(frozen=True, slots=True)

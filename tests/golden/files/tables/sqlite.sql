@@ -384,6 +384,7 @@ CREATE TABLE servers (
 	background BOOLEAN NOT NULL,
 	started_at DATETIME NOT NULL,
 	heartbeat_at DATETIME NOT NULL,
+	pools JSON,
 	CONSTRAINT pk_servers PRIMARY KEY (id),
 	CONSTRAINT ck_servers_pid CHECK (pid > 0),
 	CONSTRAINT ck_servers_uid CHECK (uid >= 0)
