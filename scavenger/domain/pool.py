@@ -129,6 +129,7 @@ class JobStanding:
         change_s: Seconds of training that its last change of size cost it; None before the first.
         curve: By growing slots; empty before there is a model or a measurement.
         size: Workers that it trains with, or is to have; None for as many as are there.
+        start_s: From its begin to its first step, seconds; None before it was known once.
     """
 
     token: int
@@ -143,6 +144,7 @@ class JobStanding:
     change_s: float | None = None
     curve: tuple[RatePoint, ...] = ()
     size: int | None = None
+    start_s: float | None = None
 
     def under(self, token: int | None) -> JobStanding:
         """What it says of a job whose runner has this token: of an earlier runner's processes, nothing."""
@@ -161,6 +163,7 @@ class PoolShare:
         level: Its queue, as its policy last said.
         promoted_slot_s: What it had attained when it was promoted last; 0 if it never was.
         at: When `told` became, or ceased to be, 0: since then it waits, or has slots. None if it never had any.
+        changed: When `told` was last changed while it trained; None if it never was since it began.
         late: Why it has not done what it was told within its `limits.change`; empty if it has, or may still.
     """
 
@@ -172,6 +175,7 @@ class PoolShare:
     level: int = 0
     promoted_slot_s: float = 0.0
     at: datetime | None = None
+    changed: datetime | None = None
     late: str = ""
 
 

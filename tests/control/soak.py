@@ -30,7 +30,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,10 +83,17 @@ class Serving:
     """One `scavenger serve`, which can be killed and started again at its port."""
 
     def __init__(
-        self, number: int, url: str, folder: Path, *, code: str = _SERVE, pools: str = _POOLS
+        self,
+        number: int,
+        url: str,
+        folder: Path,
+        *,
+        code: str = _SERVE,
+        pools: str = _POOLS,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self._number, self._url, self._folder = number, url, folder
-        self._code, self._pools = code, pools
+        self._code, self._pools, self._env = code, pools, env or {}
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -101,7 +108,12 @@ class Serving:
         with open(self._folder / f"server-{self._number}.log", "ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", self._code, "serve", "--port", str(self.port), "--pool", str(pools)],
-                env={**os.environ, "SCAVENGER_STORE": self._url, "PYTHONPATH": f"{ROOT}:{ROOT / 'cli'}"},
+                env={
+                    **os.environ,
+                    **self._env,
+                    "SCAVENGER_STORE": self._url,
+                    "PYTHONPATH": f"{ROOT}:{ROOT / 'cli'}",
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

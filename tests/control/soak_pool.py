@@ -131,7 +131,14 @@ class PoolSoak(Soak):
                 store.set_user(user, "user")
             self._tokens = [store.new_token(user, user)[1] for user in USERS]
         self.policy = POLICIES[self._rng.randrange(len(POLICIES))] if not number else self.policy
-        return Serving(number, self.url, self._folder, code=_SERVE, pools=_POOLS.format(policy=self.policy))
+        return Serving(
+            number,
+            self.url,
+            self._folder,
+            code=_SERVE,
+            pools=_POOLS.format(policy=self.policy),
+            env={MARK: str(self._folder)},
+        )
 
     def _written(self, folder: Path) -> dict[str, object]:
         """See `Soak._written`: a job of one of the users."""
@@ -350,7 +357,6 @@ def soak_pool(
         database_of(database, folder or Path(made)) as (url, postgresql),
     ):
         where = folder or Path(made)
-        os.environ[MARK] = str(where)  # its processes inherit it
         one = PoolSoak(url, postgresql, servers, where, kill=kill, every_s=every_s, rng=random.Random(seed))
         with _ended(one, where):
             one.run(duration_s)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from math import inf, nan
 
 import numpy as np
@@ -11,9 +14,12 @@ from hypothesis import strategies as st
 from pool_cases import curves
 from properties import examples
 
+from scavenger.domain.pool import POLICY_NAMES, JobStanding, Pool, PoolShare, RatePoint, WorkLeft
 from scavenger.scheduler.jobs.allotting import Rules
+from scavenger.scheduler.jobs.moving import Wanted, moves
 from scavenger.scheduler.jobs.policies import Fair, Patience
 from scavenger.scheduler.jobs.policy_table import POLICIES
+from scavenger.scheduler.jobs.seeing import CHANGES_MAX, PoolJob, Sizes, decided
 from scavenger.scheduler.jobs.simulation import Workload, simulate
 from scavenger.scheduler.jobs.values import Claims, Curves, Nodes
 
@@ -91,3 +97,77 @@ def test_jobs_of_which_nothing_is_known_end_though_others_keep_coming(policy: st
 
     assert np.all(np.isfinite(found.completion_s))
     assert found.completion_s[0] < row[-1] * coming_s
+
+
+@dataclass
+class Running:
+    """A job of a real pool in virtual time: it takes seconds to begin, and does at once what it is told."""
+
+    id: str
+    number: int
+    left: float
+    workers: int = 0
+    began_at: float = 0.0
+    had_s: float = 0.0
+    starts: int = 0
+    changes: int = 0
+    changed_at: float = -inf
+
+
+CHANGE_S, START_S = 0.5, 8.0
+
+
+def seen(job: Running, share: PoolShare | None, at: float, noise: float) -> PoolJob:
+    """The job with a curve of which each look says something else."""
+    curve = tuple(RatePoint(slots, slots**0.8 * noise ** (slots % 3), True) for slots in range(1, 5))
+    standing = None
+    if job.workers:
+        starts = at - job.began_at < START_S
+        standing = JobStanding(
+            1,
+            "starting" if starts else "training",
+            job.workers,
+            10**6,
+            left=WorkLeft(max(1.0, job.left * noise), 0.3),
+            ran_s=at - job.began_at,
+            change_s=CHANGE_S if job.changes else None,
+            curve=curve,
+            start_s=None if starts else START_S,
+        )
+    sizes = Sizes(1, 4, 4)
+    changed_s = at - job.changed_at
+    return PoolJob(
+        job.id, "ann", 0, job.number, sizes, 0.0, standing, share, not job.workers, changed_s=changed_s
+    )
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_changes_and_pauses_cost_a_job_little_whatever_arrives_and_however_curves_vary(policy: str) -> None:
+    """Each at most 2 % of the time that the job has slots, and one more: two long jobs, and short ones that come."""
+    seed, coming = POLICY_NAMES.index(policy), 0.1
+    chance, pool, shares = random.Random(seed), Pool("gpu", 4, policy), dict[str, PoolShare]()
+    jobs = [Running(f"long-{number}", number, inf) for number in (1, 2)]
+    for at in range(300):
+        if chance.random() < coming and len(jobs) < 6:
+            jobs.append(Running(f"job-{at}", at + 3, chance.uniform(1.0, 10.0)))
+        rows = [seen(job, shares.get(job.id), at, chance.lognormvariate(0.0, 0.4)) for job in jobs]
+        wanted = {key: Wanted(count) for key, count in decided(pool, rows, at).slots.items()}
+        shares, done = moves(pool, rows, wanted, at + 1, datetime(2026, 1, 1, tzinfo=UTC))
+        by_id = {job.id: job for job in jobs}
+        for move in done:
+            job = by_id[move.job]
+            if move.kind == "begin":
+                job.began_at, job.starts, job.changed_at = float(at), job.starts + 1, -inf
+            elif move.kind != "pause":
+                job.changes, job.changed_at = job.changes + 1, float(at)
+            job.workers = move.slots
+        for job in jobs:
+            job.had_s += job.workers > 0
+            job.left -= job.workers**0.8 if at - job.began_at >= START_S else 0.0
+        assert sum(job.workers for job in jobs) <= pool.slots
+        jobs = [job for job in jobs if job.left > 0.0]
+        shares = {job.id: shares[job.id] for job in jobs}
+    for job in jobs:
+        # what a change costs is known from the first on; what a start costs, once the job trains
+        assert max(0, job.changes - 2) * CHANGE_S <= CHANGES_MAX * job.had_s
+        assert max(0, job.starts - 1) * START_S <= CHANGES_MAX * job.had_s

@@ -26,7 +26,7 @@ from scavenger.scheduler.jobs.allotting import Rules
 from scavenger.scheduler.jobs.moving import Wanted, moves, next_allotment
 from scavenger.scheduler.jobs.policies import Even
 from scavenger.scheduler.jobs.policy_table import POLICIES
-from scavenger.scheduler.jobs.seeing import Group, PoolJob, Sizes, decided, rates_of, sizes_in
+from scavenger.scheduler.jobs.seeing import Group, PoolJob, Sizes, decided, exponent_of, rates_of, sizes_in
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -298,6 +298,16 @@ def test_rates_pass_through_the_points_of_the_curve(points: list[tuple[int, floa
     assert np.all(rates[1:] > 0.0)
     for slots, rate in points:
         assert rates[slots] == pytest.approx(rate)
+
+
+def test_beyond_what_is_known_rates_grow_as_those_of_other_jobs_do() -> None:
+    def curve(*rates: float) -> tuple[RatePoint, ...]:
+        return tuple(RatePoint(slots, rate, True) for slots, rate in enumerate(rates, 1))
+
+    curves = [curve(1.0, 2.0**0.5), curve(3.0), (), curve(1.0, 2.0**0.6, 3.0**0.7), curve(2.0, 1.0)]
+    assert exponent_of(curves) == pytest.approx(0.5)
+    falling = exponent_of([curve(2.0, 1.0)])
+    assert rates_of((), 3, falling).tolist() == [0.0, 1.0, 1.0, 1.0]
 
 
 def test_every_policy_has_a_name_in_settings() -> None:

@@ -85,6 +85,8 @@ class PoolSeat:
         """Look how the job stands, about once a second, on the training thread."""
         self._looked_at = self._clock()
         trainer, before = workflow.trainer, self._now
+        if before.start_s is None and trainer.configuration is not None:
+            before = replace(before, start_s=self._clock() - self._began_at)
         size = trainer.wanted
         held = max(size, sum(trainer.supervisor.existing.values()))
         now = replace(before, held=held, size=size, obeyed=operations.obeyed, refusing=operations.refusing)

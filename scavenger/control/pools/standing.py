@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -139,7 +140,7 @@ def pool_job(
     Args:
         seen: None while it has no runner.
         standing: As its runner, or an earlier one, has said last.
-        waited_s: How long ago a moment is.
+        waited_s: How long ago a moment is, seconds.
     """
     if seen is not None and standing is not None:
         standing = standing.under(None if seen.lease is None else seen.lease.token)
@@ -154,6 +155,7 @@ def pool_job(
         standing=standing,
         share=share,
         queued=seen is None,
+        changed_s=math.inf if share is None or share.changed is None else waited_s(share.changed),
         group=None if together is None else Group(one.job.name, together),
     )
 

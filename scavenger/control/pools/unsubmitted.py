@@ -15,7 +15,15 @@ from scavenger.domain.curve import TradeoffCurve
 from scavenger.domain.document import report_from_document
 from scavenger.domain.pool import RatePoint
 from scavenger.scheduler.jobs.forecast import NewJob
-from scavenger.scheduler.jobs.seeing import CHANGE_S, even_parts, rates_of, sizes_in, sizes_of, users_of
+from scavenger.scheduler.jobs.seeing import (
+    change_s_of,
+    even_parts,
+    exponent_of,
+    rates_of,
+    sizes_in,
+    sizes_of,
+    users_of,
+)
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
 
@@ -40,16 +48,18 @@ def as_new_job(
         claims = pool.decision.seen.claims
         parts = even_parts(pool.pool, np.r_[claims.least, sizes.least], np.r_[claims.most, sizes.most])
         most = int(parts[-1])
+    standings = [job.standing for job in pool.decision.jobs]
+    exponent = exponent_of([] if one is None else one.curve for one in standings)
     new = NewJob(
         least=sizes.least,
         asked=min(sizes.asked, most),
         most=most,
-        rates=rates_of(points, pool.pool.slots),
+        rates=rates_of(points, pool.pool.slots, exponent),
         user=users.index(user) if user in users else len(users),
         priority=priority,
         left=1.0 if points else math.nan,
         left_log_sd=log_sd,
-        change_s=CHANGE_S,
+        change_s=change_s_of(standings) or 0.0,
     )
     return new, found[0].id if found is not None and points else None
 

@@ -67,7 +67,8 @@ def moves(
         began = before is None or (before.told == 0) != (slots == 0)
         at = now if began or before is None else before.at
         base = before or PoolShare(0, 0, 0, number)
-        shares[job.id] = replace(base, told=slots, counts=counts, since=number, at=at)
+        changed = now if kind in ("shrink", "grow") else None
+        shares[job.id] = replace(base, told=slots, counts=counts, since=number, at=at, changed=changed)
         done.append(Move(job.id, kind, slots))
 
     for job in jobs:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, nan
+from math import inf, log, nan
 
 import numpy as np
 
-from scavenger.domain.curve import FloatArray, IntArray
+from scavenger.domain.curve import BoolArray, FloatArray, IntArray
 from scavenger.domain.job import JobSpec
 from scavenger.domain.pool import JobStanding, Pool, PoolShare, RatePoint, UserPart
 from scavenger.scheduler.jobs.allotting import Rules, allot
@@ -18,9 +18,9 @@ from scavenger.scheduler.jobs.policy_table import POLICIES
 from scavenger.scheduler.jobs.values import Allotment, Claims, Curves, Nodes, PoolSeen, Shares, Standing
 
 _EXPONENT = 0.8
-"""Of the number of slots, by which the rate of a job grows where nothing tells it."""
-CHANGE_S = 5.0
-"""What a change of size costs a job where nothing tells it, seconds."""
+"""Of the number of slots, by which the rate of a job grows where no job of its pool tells it."""
+CHANGES_MAX = 0.02
+"""Most of a job's time that changes of its share may cost: it keeps what it has for so long after each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,7 @@ class PoolJob:
         queued: Whether it has no runner.
         held_back: Whether it is not to be asked to change at this time.
         group: None if it is in none.
+        changed_s: Since its share was last changed while it trained; infinite if it never was.
     """
 
     id: str
@@ -69,6 +70,7 @@ class PoolJob:
     queued: bool
     held_back: bool = False
     group: Group | None = None
+    changed_s: float = inf
 
     @property
     def told(self) -> int:
@@ -86,6 +88,18 @@ class PoolJob:
             and not one.refusing
             and one.obeyed >= self.share.since
         )
+
+    @property
+    def rests(self) -> bool:
+        """Whether its last change has not paid for itself yet; where it is not known what it cost, it has."""
+        cost_s = None if self.standing is None else self.standing.change_s
+        return cost_s is not None and cost_s > CHANGES_MAX * self.changed_s
+
+    @property
+    def just_begun(self) -> bool:
+        """Whether what it took to begin, and would take again, has not paid for itself yet."""
+        one = self.standing
+        return one is not None and one.start_s is not None and one.start_s > CHANGES_MAX * one.ran_s
 
     @property
     def awaited(self) -> bool:
@@ -251,11 +265,50 @@ def decided(pool: Pool, jobs: Iterable[PoolJob], number: int = 0, rules: Rules |
     """
     settled = (replace(job, share=counted(pool, job)) for job in jobs)
     rows = tuple(job for job in settled if job.queued or job.told)
-    seen = seen_of(pool, rows, number)
-    return PoolDecision(rows, seen, allot(seen, rules or rules_of(pool, users_of(rows))))
+    if (
+        sum(job.told for job in rows) > pool.slots
+    ):  # it was made smaller: nothing waits for what a change has cost
+        rows = tuple(replace(job, changed_s=inf) for job in rows)
+    seen, rules = seen_of(pool, rows, number), rules or rules_of(pool, users_of(rows))
+    allotment = allot(seen, rules)
+    while (
+        early := _paused_early(rows, allotment, rules)
+    ).any():  # others are paused in their place, each once
+        seen = replace(seen, standing=replace(seen.standing, fixed=seen.standing.fixed | early))
+        allotment = allot(seen, rules)
+    return PoolDecision(rows, seen, allotment)
 
 
-def rates_of(points: Sequence[RatePoint], most: int) -> FloatArray:
+def _paused_early(rows: Sequence[PoolJob], allotment: Allotment, rules: Rules) -> BoolArray:
+    """Who would be paused soon after it began, for none that is more urgent or has waited for too long."""
+    slots = allotment.shares.by_job(len(rows))
+    urgent = [job for job, count in zip(rows, slots, strict=True) if job.queued and count]
+    late = any(job.waited_s >= rules.patience.starved_s for job in urgent)
+    first = max((job.priority for job in urgent), default=0)
+    return np.array(
+        [
+            bool(job.told) and not count and job.just_begun and not late and first <= job.priority
+            for job, count in zip(rows, slots, strict=True)
+        ],
+        dtype=bool,
+    )
+
+
+def exponent_of(curves: Iterable[Sequence[RatePoint]]) -> float:
+    """The power of the number of slots by which rates grow beyond what is known of a job.
+
+    It is the median of what curves say between their last two points; `_EXPONENT` where none has two.
+    """
+    found = []
+    for curve in curves:
+        known = [point for point in curve if point.rate > 0.0]
+        if len(known) > 1 and known[-2].slots < known[-1].slots:
+            one, other = known[-2:]
+            found.append(log(other.rate / one.rate) / log(other.slots / one.slots))
+    return float(np.clip(np.median(found), 0.0, 1.0)) if found else _EXPONENT
+
+
+def rates_of(points: Sequence[RatePoint], most: int, exponent: float = _EXPONENT) -> FloatArray:
     """Rates with 0 to `most` slots, from the points of a curve.
 
     Between two points it is a line. Below the first, each slot does as much; beyond the last, as without any point,
@@ -264,17 +317,25 @@ def rates_of(points: Sequence[RatePoint], most: int) -> FloatArray:
     slots = np.arange(most + 1, dtype=np.float64)
     known = [(point.slots, point.rate) for point in points if point.rate > 0.0]
     if not known:
-        return slots**_EXPONENT
+        return np.r_[0.0, slots[1:] ** exponent]
     at, rate = np.array(known, dtype=np.float64).T
     rates: FloatArray = np.interp(slots, np.r_[0.0, at], np.r_[0.0, rate])
     beyond = slots > at[-1]
-    rates[beyond] = rate[-1] * (slots[beyond] / at[-1]) ** _EXPONENT
+    rates[beyond] = rate[-1] * (slots[beyond] / at[-1]) ** exponent
     return rates
 
 
 def _rates(jobs: Sequence[PoolJob], slots: int) -> FloatArray:
     curves = [() if job.standing is None else job.standing.curve for job in jobs]
-    return np.stack([rates_of(curve, slots) for curve in curves]) if curves else np.zeros((1, slots + 1))
+    exponent = exponent_of(curves)
+    rates = [rates_of(curve, slots, exponent) for curve in curves]
+    return np.stack(rates) if rates else np.zeros((1, slots + 1))
+
+
+def change_s_of(standings: Iterable[JobStanding | None]) -> float | None:
+    """What a change of size costs a job that had none yet, seconds: the median of others; None if none had any."""
+    known = [one.change_s for one in standings if one is not None and one.change_s is not None]
+    return float(np.median(known)) if known else None
 
 
 def _standing(pool: Pool, jobs: Sequence[PoolJob]) -> Standing:
@@ -288,6 +349,7 @@ def _standing(pool: Pool, jobs: Sequence[PoolJob]) -> Standing:
         for one, share in zip(standings, shares, strict=True)
     ]
     lefts = [None if one is None else one.left for one in standings]
+    change_s = change_s_of(standings) or 0.0  # what nobody knows is no reason to change nothing
     return Standing(
         level=_whole(0 if share is None else share.level for share in shares),
         attained_slot_s=_real(attained),
@@ -298,9 +360,11 @@ def _standing(pool: Pool, jobs: Sequence[PoolJob]) -> Standing:
         left=_real(nan if left is None else left.samples for left in lefts),
         left_log_sd=_real(0.0 if left is None else left.log_sd for left in lefts),
         change_s=_real(
-            CHANGE_S if one is None or one.change_s is None else one.change_s for one in standings
+            change_s if one is None or one.change_s is None else one.change_s for one in standings
         ),
-        fixed=np.array([job.fixed or (pool.whole and not job.queued) for job in jobs], dtype=bool),
+        fixed=np.array(
+            [job.fixed or (not job.queued and (pool.whole or job.rests)) for job in jobs], dtype=bool
+        ),
     )
 
 
