@@ -44,10 +44,14 @@ _NUMBERS = itertools.count()
 
 def wire_bytes(packet: bytes) -> int:
     """Return what a packet, behind its `virtio_net_hdr`, takes on an Ethernet: its segments with their framing."""
-    size = len(packet) - _NET_HEADER.size
-    kind, header, segment = map(int, _NET_HEADER.unpack_from(packet)[1:4])
+    at = _NET_HEADER.size
+    size = len(packet) - at
+    kind, _, segment = map(int, _NET_HEADER.unpack_from(packet)[1:4])
     if not kind or not segment:
         return size + _FRAMING_BYTES
+    # of a packet that is passed on, the length of headers that it names is that of what lies in one piece
+    internet = 4 * (packet[at] & 0x0F)
+    header = internet + 4 * (packet[at + internet + 12] >> 4)
     count = -(-(size - header) // segment)
     return size + (count - 1) * header + count * _FRAMING_BYTES
 

@@ -27,10 +27,13 @@ def test_what_finds_the_queue_full_is_lost_and_takes_no_time_of_the_lane() -> No
     assert lane.send(0.1, 100) == pytest.approx(0.3)
 
 
-def test_a_packet_takes_what_its_segments_take_on_an_ethernet() -> None:
-    header, segment = 52, 1448
-    whole = struct.pack("=BBHHHH", 1, 1, header, segment, 0, 0) + bytes(header + 3 * segment)
-    small = struct.pack("=BBHHHH", 0, 0, 0, 0, 0, 0) + bytes(52)
+@pytest.mark.parametrize("named", [52, 52 + 3 * 1448], ids=["as it is sent", "as it is passed on"])
+def test_a_packet_takes_what_its_segments_take_on_an_ethernet(named: int) -> None:
+    internet, transport, segment = 20, 32, 1448
+    headers = bytearray(internet + transport)
+    headers[0], headers[internet + 12] = 0x45, (transport // 4) << 4
+    whole = struct.pack("=BBHHHH", 1, 1, named, segment, 0, 0) + bytes(headers) + bytes(3 * segment)
+    small = struct.pack("=BBHHHH", 0, 0, 0, 0, 0, 0) + bytes(headers)
 
-    assert wire_bytes(whole) == 3 * (header + segment + 38)
-    assert wire_bytes(small) == 52 + 38
+    assert wire_bytes(whole) == 3 * (len(headers) + segment + 38)
+    assert wire_bytes(small) == len(headers) + 38
