@@ -6,9 +6,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -58,6 +58,24 @@ _RECORDS_MAX = 10_000
 """Most jobs of one name, such as trials of a study, that are looked at."""
 
 
+@dataclass(slots=True)
+class StudyTerms:
+    """What a study gives to a job that it runs, beside the job itself.
+
+    Attributes:
+        kept: VMs that the job takes, and to which it leaves its own.
+        budget_usd, workers: Of the whole study, for jobs of a server; see `SubmitRequest`.
+        seat: Of a job of this program that shares workers with others; see `JobRun`.
+        begun: Ids of the jobs that have begun under them.
+    """
+
+    kept: KeptVms | None = None
+    budget_usd: float | None = None
+    workers: int | None = None
+    seat: PoolSeat | None = None
+    begun: list[str] = field(default_factory=list)
+
+
 class JobRunner:
     """Runs jobs where a client does, within its budget, and reads those on record.
 
@@ -83,10 +101,7 @@ class JobRunner:
         self._warm = WarmServers()
         self._running: dict[int, JobRun] = {}
         self._there_by: dict[int, str] = {}
-        self._keeping: dict[int, KeptVms] = {}
-        self._of_study: dict[int, dict[str, Any]] = {}
         self._kept: list[KeptVms] = []
-        self._begun: dict[int, list[str]] = {}
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -116,7 +131,7 @@ class JobRunner:
         observer: Observer | None = None,
         job_id: str | None = None,
         approved: Predicted | None = None,
-        seat: PoolSeat | None = None,
+        terms: StudyTerms | None = None,
     ) -> Run:
         """As `optimize`, but a job that fails once it has begun is returned, too: see `Run.state` and `Run.error`.
 
@@ -125,14 +140,14 @@ class JobRunner:
             observer: Receives what happens.
             job_id: A new UUID, which is to be the job's id; None, and for a server's job, to leave that open.
             approved: What was predicted of it before, which it is held against; None for its own prediction.
-            seat: Of a job of this program that shares workers with others; see `JobRun`.
+            terms: Of its study; None if it is of none.
 
         Raises:
             ScavengerError: If it cannot begin.
         """
         if isinstance(self._source, Remote):
-            return self._there(job, observer).against(approved)
-        return self._here(job, run=True, observer=observer, job_id=job_id, approved=approved, seat=seat)
+            return self._there(job, observer, terms=terms).against(approved)
+        return self._here(job, run=True, observer=observer, terms=terms, job_id=job_id, approved=approved)
 
     def resume(
         self,
@@ -141,7 +156,7 @@ class JobRunner:
         observer: Observer | None = None,
         budget: str | float | None = None,
         deadline_s: float | None = None,
-        seat: PoolSeat | None = None,
+        terms: StudyTerms | None = None,
         new_budget: str | float | None = None,
         new_deadline: str | None = None,
         new_max_epochs: int | None = None,
@@ -154,7 +169,7 @@ class JobRunner:
             observer: Receives what happens.
             budget: US dollars that it may cost from now on, if that is less than its own budget leaves.
             deadline_s: The same of its time, seconds. A job of a server has its own deadline alone.
-            seat: As of `attempt`.
+            terms: As of `attempt`.
             new_budget: Budget of the job in place of its own, US dollars: for all its attempts, and not below its own.
             new_deadline: The same of its deadline, as `8h`.
             new_max_epochs: The same of its `goal.max_epochs`, for one that missed its target, say.
@@ -175,14 +190,14 @@ class JobRunner:
         own_usd = own_limit_usd(record, before_usd)
         most_usd = min((usd for usd in (given, own_usd) if usd is not None), default=None)
         if isinstance(self._source, Local):
-            if seat is not None:
-                spec = seat.within(JobSpec.model_validate(record.spec))
-            return self._resumed_here(record.id, spec, observer, most_usd, before_usd, deadline_s, seat)
+            if terms is not None and terms.seat is not None:
+                spec = terms.seat.within(JobSpec.model_validate(record.spec))
+            return self._resumed_here(record.id, spec, observer, most_usd, before_usd, deadline_s, terms)
         with self._budget.allowance(most_usd, before_usd=before_usd) as allowance:
             check_own_limit(record, before_usd, allowance.usd)
-            made = resumed(self._source, record, renewal, **self._of_study.get(threading.get_ident(), {}))
+            made = resumed(self._source, record, renewal, **_of_study(terms))
             allowance.job_id = made.id
-        return self._awaited(made.id, observer)
+        return self._awaited(made.id, observer, terms)
 
     def _check_may_run(self) -> None:
         """Refuse to run a job by a closed client, or in a worker.
@@ -204,15 +219,18 @@ class JobRunner:
             raise ConfigurationError("this client was closed; make another one")
         return self._source
 
-    def _handed_over(self, job: Job, *, priority: int = 0, run: bool = True) -> Submission:
+    def _handed_over(
+        self, job: Job, *, priority: int = 0, run: bool = True, terms: StudyTerms | None = None
+    ) -> Submission:
         check_is_job(job)
         self._check_may_run()
         with self._budget.allowance(job.spec.constraints.budget) as allowance:
-            made = self._submitted_job(self.tracked(limited(job, allowance.usd)), priority, run=run)
+            limit = self.tracked(limited(job, allowance.usd))
+            made = self._submitted_job(limit, priority, run=run, terms=terms)
             allowance.job_id = made.id  # set aside until `wait` has its bill
         return Submission.of(made)
 
-    def _submitted_job(self, job: Job, priority: int, *, run: bool) -> SubmittedJob:
+    def _submitted_job(self, job: Job, priority: int, *, run: bool, terms: StudyTerms | None) -> SubmittedJob:
         if isinstance(self._source, Remote):
             with job_file_of(job) as path:
                 asked = SubmitRequest(
@@ -220,7 +238,7 @@ class JobRunner:
                     priority=priority,
                     run=run,
                     environment=asked_variables(job.spec, os.environ),
-                    **self._of_study.get(threading.get_ident(), {}),
+                    **_of_study(terms),
                 )
                 return submit(self._source, asked).submission
         from scavenger.control.jobs.prepared import prepare_job
@@ -301,22 +319,23 @@ class JobRunner:
             return self._source.store
 
     def _here(
-        self, job: Job, *, run: bool, observer: Observer | None, seat: PoolSeat | None = None, **more: Any
+        self, job: Job, *, run: bool, observer: Observer | None, terms: StudyTerms | None = None, **more: Any
     ) -> Run:
         from scavenger.control.jobs.job_run import JobRun
         from scavenger.control.jobs.prepared import prepare_job
 
         check_is_job(job)
-        thread = threading.get_ident()
+        terms = terms or StudyTerms()
+        seat, kept = terms.seat, terms.kept
         with self._budget.allowance(job.spec.constraints.budget) as allowance:
             spec = self.tracked(limited(job, allowance.usd)).spec
             spec = spec if seat is None else seat.within(spec)
 
             def begin(store: Store, seen: Observer) -> JobRun:
-                prepared = prepare_job(spec, job.path, warm=self._warm, kept=self._keeping.get(thread))
+                prepared = prepare_job(spec, job.path, warm=self._warm, kept=kept)
                 return JobRun(prepared, store=store, observer=seen, run=run, confirm=None, seat=seat, **more)
 
-            return self._driven(begin, allowance, observer)
+            return self._driven(begin, allowance, observer, terms)
 
     def _resumed_here(
         self,
@@ -326,12 +345,13 @@ class JobRunner:
         most_usd: float | None,
         before_usd: float,
         left_s: float | None,
-        seat: PoolSeat | None,
+        terms: StudyTerms | None,
     ) -> Run:
         from scavenger.control.jobs.resume import resume_job
 
-        thread = threading.get_ident()
-        with self._budget.allowance(most_usd) as allowance:
+        terms = terms or StudyTerms()
+        seat, kept = terms.seat, terms.kept
+        with self._budget.allowance(most_usd, before_usd=before_usd) as allowance:
             budget_usd = None if allowance.usd is None else before_usd + allowance.usd
 
             def begin(store: Store, seen: Observer) -> JobRun:
@@ -342,20 +362,20 @@ class JobRunner:
                     observer=seen,
                     confirm=None,
                     warm=self._warm,
-                    kept=self._keeping.get(thread),
+                    kept=kept,
                     budget_usd=budget_usd,
                     left_s=left_s,
                     seat=seat,
                 )
 
-            return self._driven(begin, allowance, observer, before_usd)
+            return self._driven(begin, allowance, observer, terms)
 
     def _driven(
         self,
         begin: Callable[[Store, Observer], JobRun],
         allowance: Allowance,
         observer: Observer | None,
-        before_usd: float = 0.0,
+        terms: StudyTerms,
     ) -> Run:
         from scavenger.control.notifying.settings import notifying
 
@@ -373,8 +393,8 @@ class JobRunner:
                     finally:
                         job_id = one.job_id
         finally:
-            self._has_begun(job_id)
-            allowance.cost_usd = self._cost_if_known(job_id, before_usd)
+            terms.begun += [job_id] if job_id else []
+            allowance.cost_usd = self._cost_if_known(job_id, allowance.before_usd)
 
     def cost_of(self, job_id: str) -> float:
         """What a job has cost by its record, US dollars; 0 if it has none.
@@ -430,26 +450,10 @@ class JobRunner:
             ) as error:  # it has ended, or does something else: the next evaluation asks again
                 log.info("job %s was not asked to stop: %s", job_id[:8], error)
 
-    @contextmanager
-    def keeping(self, kept: KeptVms) -> Iterator[Sequence[str]]:
-        """Have the jobs that this thread runs by this client leave their VMs to a study, and take them from it.
-
-        Gives the ids of those of these jobs that have begun, to be read at any time.
-        """
-        thread = threading.get_ident()
+    def keep(self, kept: KeptVms) -> None:
+        """Have `close` end the VMs that a study keeps."""
         with self._lock:
-            if kept not in self._kept:
-                self._kept.append(kept)  # `close` ends them
-        self._keeping[thread], self._begun[thread] = kept, []
-        try:
-            with kept.trial():
-                yield self._begun[thread]
-        finally:
-            del self._keeping[thread], self._begun[thread]
-
-    def _has_begun(self, job_id: str) -> None:
-        if job_id:
-            self._begun.get(threading.get_ident(), []).append(job_id)
+            self._kept.append(kept)
 
     def wait_for(self, kept: KeptVms, spent_usd: float, more_usd: float, returned_usd: float) -> bool:
         """See `Budget.wait_for`, of the budget of all jobs of this client."""
@@ -457,38 +461,21 @@ class JobRunner:
 
     @contextmanager
     def claimed(
-        self,
-        study: str,
-        job_id: str,
-        budget_usd: float | None,
-        most_usd: float | None,
-        workers: int | None = None,
+        self, study: str, job_id: str, budget_usd: float | None, most_usd: float | None
     ) -> Iterator[float | None]:
         """Set aside of a study's budget, in the store, what a job may cost while it runs within the block.
 
         So of two programs neither gets what the other one has. A server does it when a job is submitted to it.
 
         Args:
-            study: As of `Ledger.claim`.
-            job_id: As there.
-            budget_usd: As there.
-            most_usd: As there.
-            workers: See `NewSubmission.study_workers`, for jobs of a server.
+            study, job_id, budget_usd, most_usd: As of `Ledger.claim`.
 
         Gives what the job may cost; None without a limit.
 
         Raises:
             LimitReachedError: If nothing is left.
         """
-        if isinstance(self._source, Remote):
-            thread = threading.get_ident()
-            self._of_study[thread] = {"study_budget": budget_usd, "study_workers": workers}
-            try:
-                yield most_usd
-            finally:
-                del self._of_study[thread]
-            return
-        if budget_usd is None:
+        if budget_usd is None or isinstance(self._source, Remote):
             yield most_usd
             return
         store = self._store()
@@ -509,14 +496,17 @@ class JobRunner:
             self._store().submit_operation(run.job_id, share, by)
             run.knock()
 
-    def _there(self, job: Job, observer: Observer | None, *, run: bool = True) -> Run:
-        return self._awaited(self._handed_over(job, run=run).id, observer)
+    def _there(
+        self, job: Job, observer: Observer | None, *, run: bool = True, terms: StudyTerms | None = None
+    ) -> Run:
+        return self._awaited(self._handed_over(job, run=run, terms=terms).id, observer, terms)
 
-    def _awaited(self, job_id: str, observer: Observer | None) -> Run:
+    def _awaited(self, job_id: str, observer: Observer | None, terms: StudyTerms | None = None) -> Run:
         """Wait for a job of a server, which Ctrl-C and `stop_job` stop."""
         thread = threading.get_ident()
         self._there_by[thread] = job_id
-        self._has_begun(job_id)
+        if terms is not None:
+            terms.begun.append(job_id)
         try:
             return self.wait(job_id, observer=observer)
         except KeyboardInterrupt:
@@ -524,3 +514,8 @@ class JobRunner:
             raise
         finally:
             del self._there_by[thread]
+
+
+def _of_study(terms: StudyTerms | None) -> dict[str, Any]:
+    """What a server is told of a study."""
+    return {} if terms is None else {"study_budget": terms.budget_usd, "study_workers": terms.workers}

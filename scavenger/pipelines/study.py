@@ -19,6 +19,7 @@ from scavenger.domain.report import EpochEnded, Event, Observer
 from scavenger.errors import ConfigurationError, LimitReachedError, ScavengerError
 from scavenger.pipelines.budget import Allowance, Budget, dollars
 from scavenger.pipelines.job import Job
+from scavenger.pipelines.job_runner import JobRunner, StudyTerms
 from scavenger.pipelines.results import Run, Table
 from scavenger.pipelines.sharing import WorkerShares, settings_within
 from scavenger.pipelines.trial import PRUNED, Trial, trial_key, trial_of, union_s
@@ -38,7 +39,6 @@ from scavenger.store.records import LIVE_STATES
 
 if TYPE_CHECKING:
     from scavenger.control.jobs.pool_seat import PoolSeat
-    from scavenger.pipelines.job_runner import JobRunner
     from scavenger.store.records import JobRecord
 
 __all__ = ["PRUNED", "Study", "Trial", "trial_key", "union_s"]
@@ -88,6 +88,7 @@ class Study:
         self._client = client
         self._budget_usd, self._deadline_s = dollars(budget), _seconds(deadline, "deadline")
         self._kept = KeptVms(name, _seconds(keep_vms, "keep_vms") or 0.0)
+        client.keep(self._kept)
         self._lock = threading.Lock()
         self._opened: _Opened | None = None
 
@@ -149,12 +150,12 @@ class Study:
         self._look_again(opened)
         at_once = self.at_once - opened.elsewhere
         job_id = str(uuid.uuid4()) if before is None else before.id
+        terms = StudyTerms(self._kept, self._budget_usd, self.workers, seat)
         with (
             opened.budget.allowance(job.spec.constraints.budget, at_once=at_once) as allowance,
-            self._client.claimed(
-                self.name, job_id, self._budget_usd, allowance.usd, self.workers
-            ) as most_usd,
+            self._client.claimed(self.name, job_id, self._budget_usd, allowance.usd) as most_usd,
             opened,
+            self._kept.trial(),
         ):
             opened.mine[job_id] = 0.0 if before is None else before.cost_usd
             changes: dict[str, Any] = {"constraints.budget": most_usd}
@@ -163,14 +164,13 @@ class Study:
             if (left_s := self.left_s) < math.inf:
                 changes["constraints.deadline"] = min(left_s, job.spec.constraints.deadline or math.inf)
             watched = _Watched(on_epoch, self._client, observer)
-            with self._client.keeping(self._kept) as begun:
-                opened.begun.append(begun)
-                trial: Trial | None = None
-                try:
-                    trial = self._ran(job.with_settings(changes), job_id, before, watched, seat)
-                    return trial
-                finally:  # also of one that Ctrl-C ended
-                    self._count(allowance, opened, key, before, trial, begun)
+            opened.begun.append(terms.begun)
+            trial: Trial | None = None
+            try:
+                trial = self._ran(job.with_settings(changes), job_id, before, watched, terms)
+                return trial
+            finally:  # also of one that Ctrl-C ended
+                self._count(allowance, opened, key, before, trial, terms.begun)
 
     def _count(
         self,
@@ -206,20 +206,24 @@ class Study:
         return None
 
     def _ran(
-        self, job: Job, job_id: str, before: Trial | None, observer: Observer, seat: PoolSeat | None
+        self, job: Job, job_id: str, before: Trial | None, observer: Observer, terms: StudyTerms
     ) -> Trial:
         if before is not None:
             limits = job.spec.constraints
             try:
                 run = self._client.resume(
-                    before.id, observer=observer, budget=limits.budget, deadline_s=limits.deadline, seat=seat
+                    before.id,
+                    observer=observer,
+                    budget=limits.budget,
+                    deadline_s=limits.deadline,
+                    terms=terms,
                 )
                 return self._trial(run, job.params)
             except (ConfigurationError, LimitReachedError):
                 # it has no checkpoint, or its server would have it cost more: it begins again, as another job
                 job_id = str(uuid.uuid4())
                 self._open().mine[job_id] = 0.0
-        run = self._client.attempt(job, observer=observer, job_id=job_id, seat=seat)
+        run = self._client.attempt(job, observer=observer, job_id=job_id, terms=terms)
         return self._trial(run, job.params)
 
     def _trial(self, run: Run, params: Mapping[str, Any]) -> Trial:
@@ -432,7 +436,7 @@ class _Opened:
         others: Cost of jobs on record, without what this program has added, by id; see `Study._note`.
         ended: Those of them that cost no more.
         mine: What jobs of this program had cost before it had them go on; 0 for those that it began.
-        begun: Ids of jobs of its trials, as `Client.keeping` gives them.
+        begun: Ids of jobs of its trials; see `StudyTerms`.
     """
 
     def __init__(self) -> None:

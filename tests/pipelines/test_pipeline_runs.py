@@ -175,8 +175,7 @@ def test_what_cannot_be_ended_keeps_nothing_else_from_its_end(
     client, closed = Client(store=url), list[str]()
     first, second = KeptVms("first", 1.0), KeptVms("second", 1.0)
     for kept in (first, second):
-        with client.keeping(kept):
-            pass
+        client.keep(kept)
 
     def interrupted() -> None:
         raise KeyboardInterrupt
