@@ -20,7 +20,7 @@ from benchmarks.public_steps import read_step_times
 from scavenger.control.search.tables import number, read_runs, read_table
 from scavenger.domain.curve import FloatArray
 from scavenger.domain.measurement import ConvergenceRecord
-from scavenger.models.backtest import GroupResult, PlacementRow, RunRow, Skipped
+from scavenger.models.backtest import GroupResult, PlacementRow, RunRow, SkippedGroup
 from scavenger.models.backtest_epochs import backtest_epochs
 from scavenger.models.backtest_steps import backtest_steps, profiled_rows, step_times_of
 from scavenger.models.parallel import INTERVAL_Z, ParallelModel, fit_parallel
@@ -138,7 +138,7 @@ def _times(placements: Sequence[PlacementRow]) -> Iterator[_Found]:
         yield _Found(line, errors, held)
 
 
-def judged(found: Sequence[GroupResult | Skipped]) -> list[GroupResult]:
+def judged(found: Sequence[GroupResult | SkippedGroup]) -> list[GroupResult]:
     return [one for one in found if isinstance(one, GroupResult)]
 
 

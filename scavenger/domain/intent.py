@@ -301,7 +301,7 @@ class Intent:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class IntentHistory:
     """What is known of a job in addition to its live intents.
 
     Attributes:
@@ -335,7 +335,7 @@ class RegionSnapshot:
     fleets: tuple[FleetSpec, ...]
     intents: tuple[Intent, ...]
     ended: frozenset[str]
-    past: Mapping[str, Past]
+    past: Mapping[str, IntentHistory]
     restored: bool = False
 
 

@@ -74,7 +74,7 @@ class NotificationCount:
 
 
 @dataclass(frozen=True, slots=True)
-class JobStanding:
+class NotifiedJob:
     """What decides whether something is told of a job.
 
     Attributes:

@@ -151,8 +151,7 @@ class StopAtBudget:
     def _needed_usd(self) -> float:
         if self._reserve_usd is not None:
             return self._reserve_usd
-        costs = [trial.cost_usd for trial in self._study.trials if trial.complete]
-        return statistics.median(costs) if costs else 0.0
+        return usual_cost_usd(self._study)
 
 
 def resume_interrupted(search: optuna.Study) -> int:

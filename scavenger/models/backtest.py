@@ -108,7 +108,7 @@ class GroupResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
+class SkippedGroup:
     """A group that was skipped for too few points, and the reason."""
 
     origin: str

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scavenger.domain.curve import BoolArray, FloatArray
-from scavenger.models.backtest import Skipped
+from scavenger.models.backtest import SkippedGroup
 from scavenger.models.curve_points import EVALUATIONS_MIN
 from scavenger.models.curve_shapes import RateSchedule
 from scavenger.models.earlier_runs import EarlierRun
@@ -108,7 +108,7 @@ class _Estimate(NamedTuple):
     interval: tuple[float, float] | None = None
 
 
-def backtest_curves(runs: Iterable[CurveRun], seen: Sequence[float]) -> list[CurveResult | Skipped]:
+def backtest_curves(runs: Iterable[CurveRun], seen: Sequence[float]) -> list[CurveResult | SkippedGroup]:
     """Forecast each run from the beginning of its curve: the steps to its target, and its best value.
 
     Args:
@@ -121,7 +121,7 @@ def backtest_curves(runs: Iterable[CurveRun], seen: Sequence[float]) -> list[Cur
     groups: dict[tuple[str, str], list[CurveRun]] = {}
     for run in runs:
         groups.setdefault((run.source, run.workload), []).append(run)
-    found: list[CurveResult | Skipped] = []
+    found: list[CurveResult | SkippedGroup] = []
     for source, workload in sorted(groups):
         of_workload = groups[source, workload]
         for share in seen:
@@ -137,7 +137,7 @@ def backtest_curves(runs: Iterable[CurveRun], seen: Sequence[float]) -> list[Cur
                 reason = (
                     f"no run has {EVALUATIONS_MIN} evaluations within {share:.0%} of the way to its target"
                 )
-                found.append(Skipped(source, None, workload, reason, dropped))
+                found.append(SkippedGroup(source, None, workload, reason, dropped))
     return found
 
 

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from scavenger.domain.measurement import ConvergenceRecord
-from scavenger.models.backtest import GroupResult, HeldOutPrediction, RunRow, Skipped
+from scavenger.models.backtest import GroupResult, HeldOutPrediction, RunRow, SkippedGroup
 from scavenger.models.parallel import INTERVAL_Z
 from scavenger.models.statistical import StatisticalModel, fit_statistical
 
 
-def backtest_epochs(rows: Iterable[RunRow], points: int | str) -> list[GroupResult | Skipped]:
+def backtest_epochs(rows: Iterable[RunRow], points: int | str) -> list[GroupResult | SkippedGroup]:
     """Fit each workload's epochs to the runs at a few batch sizes, and predict the mean epochs at the others.
 
     The model is fitted to all runs at the smallest and the largest batch size; while `points` allows another, the
@@ -41,7 +41,7 @@ def backtest_epochs(rows: Iterable[RunRow], points: int | str) -> list[GroupResu
     return [_backtest(*key, groups[key], wanted) for key in sorted(groups)]
 
 
-def _backtest(source: str, workload: str, rows: Sequence[RunRow], points: int) -> GroupResult | Skipped:
+def _backtest(source: str, workload: str, rows: Sequence[RunRow], points: int) -> GroupResult | SkippedGroup:
     runs: dict[int, list[float]] = {}
     for row in rows:
         if row.usable():
@@ -49,7 +49,7 @@ def _backtest(source: str, workload: str, rows: Sequence[RunRow], points: int) -
     dropped = len(rows) - sum(len(epochs) for epochs in runs.values())
     if len(runs) <= points:
         reason = f"{len(runs)} batch sizes: {points} to fit to and one to predict are needed"
-        return Skipped(source, None, workload, reason, dropped)
+        return SkippedGroup(source, None, workload, reason, dropped)
     profiled = [min(runs), max(runs)]
     model = _fit(runs, profiled)
     while len(profiled) < points:

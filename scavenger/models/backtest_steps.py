@@ -12,7 +12,7 @@ from scavenger.models.backtest import (
     GroupResult,
     HeldOutPrediction,
     PlacementRow,
-    Skipped,
+    SkippedGroup,
 )
 from scavenger.models.design import Candidate, ProfilingCost, propose
 from scavenger.models.overlap_law import BELIEFS, Beliefs
@@ -37,7 +37,7 @@ SAME_BATCH_MAX = 1.0
 
 def backtest_steps(
     rows: Iterable[PlacementRow], points: int | str, *, beliefs: Beliefs = BELIEFS
-) -> list[GroupResult | Skipped]:
+) -> list[GroupResult | SkippedGroup]:
     """Fit each group's step times at a few placements, and predict them at all others.
 
     Args:
@@ -123,7 +123,7 @@ def _backtest(
     rows: Sequence[PlacementRow],
     points: int | str,
     beliefs: Beliefs,
-) -> GroupResult | Skipped:
+) -> GroupResult | SkippedGroup:
     places = _places(rows)
     dropped = len(rows) - sum(len(alike) for alike in places.values())
     chosen = _chosen(places, points)
@@ -131,7 +131,7 @@ def _backtest(
         reason = (
             f"{len(places)} placements, {len(chosen)} to fit to: 2 or more are needed, and one to predict"
         )
-        return Skipped(cluster, workers_per_node, workload, reason, dropped)
+        return SkippedGroup(cluster, workers_per_node, workload, reason, dropped)
     known = all(_synchronisation(row) is not None for place in chosen for row in places[place])
     model = fit_parallel(_times(places, chosen), law=None if known else "overlap", beliefs=beliefs)
     unseen = [place for place in sorted(places) if place not in chosen]

@@ -119,7 +119,7 @@ On public clusters of T4s synchronisation of two machines takes a third longer t
 A100s it does not."""
 
 
-class Explanation(NamedTuple):
+class PredictionParts(NamedTuple):
     """The parts of a prediction at one place.
 
     Attributes:
@@ -216,7 +216,7 @@ class Kriging:
         left -= cross @ cho_solve(self.factor, cross2.T)
         return np.asarray(trend @ covariance @ trend2.T + left)
 
-    def explain(self, place: Places, covariance: FloatArray) -> Explanation:
+    def explain(self, place: Places, covariance: FloatArray) -> PredictionParts:
         """Split the prediction at one place into its parts.
 
         A smooth part's variance is its covariance with the sum of them, so that the parts add up to the whole.
@@ -240,7 +240,7 @@ class Kriging:
             variances[name] = float((_correlated(here, here, unit, part) - cross @ solved)[0, 0])
         variances["scatter"] = float(self._scatter_variance(sync)[0])
         weights = solved.T + spread @ covariance @ cho_solve(self.factor, self.features).T
-        return Explanation(float(step_time_s[0]), float(sync[0]), deviations, variances, weights[0])
+        return PredictionParts(float(step_time_s[0]), float(sync[0]), deviations, variances, weights[0])
 
     def _scatter_variance(self, sync: FloatArray) -> FloatArray:
         return np.asarray(self.scatter_log_sd**2 * (1.0 + (self.scatter.sync * sync) ** 2))

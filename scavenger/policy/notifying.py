@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from scavenger.domain.notification import JobStanding, Notification, NotificationKind
+from scavenger.domain.notification import Notification, NotificationKind, NotifiedJob
 from scavenger.domain.operation import PAUSED_BY
 from scavenger.domain.submission import Spending
 from scavenger.masking import mask
@@ -36,7 +36,7 @@ _KINDS: Mapping[str, NotificationKind] = {
 """What the end of a job in a state is told as; of a plan, nothing is."""
 
 
-def job_notifications(job: JobStanding, now: datetime, *, address: str = "") -> tuple[Notification, ...]:
+def job_notifications(job: NotifiedJob, now: datetime, *, address: str = "") -> tuple[Notification, ...]:
     """What is to be told of a job as it stands: the end of each of its attempts, and once that its budget runs out.
 
     Args:
@@ -63,7 +63,7 @@ def job_notifications(job: JobStanding, now: datetime, *, address: str = "") -> 
 
 
 def _of_job(
-    job: JobStanding, kind: NotificationKind, at: datetime, text: str, address: str, *, key: str
+    job: NotifiedJob, kind: NotificationKind, at: datetime, text: str, address: str, *, key: str
 ) -> Notification:
     data: dict[str, Any] = {
         "job": job.id,

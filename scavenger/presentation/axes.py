@@ -72,19 +72,19 @@ def time_unit(times_s: FloatArray) -> tuple[float, str]:
     return _TIME_UNITS[position]
 
 
-class Span:
+class AxisSpan:
     """The values of an axis: those of allowed points, and others that are shown as far as the rest stays readable."""
 
     def __init__(self, values: FloatArray, allowed: BoolArray, shown: BoolArray) -> None:
         self.core = values[allowed] if allowed.any() else values[shown]
         self.wide = values[shown]
 
-    def with_ends(self, ends: Sequence[FloatArray], drawn: Sequence[int]) -> Span:
+    def with_ends(self, ends: Sequence[FloatArray], drawn: Sequence[int]) -> AxisSpan:
         self.wide = np.concatenate([self.wide, *(end[list(drawn)] for end in ends)])
         return self
 
 
-def axis_of(title: str, span: Span, musts: Iterable[float], unit: float, *, sign: str = "") -> Axis:
+def axis_of(title: str, span: AxisSpan, musts: Iterable[float], unit: float, *, sign: str = "") -> Axis:
     """An axis over all values of a span and what must be in the picture, too."""
     inside = [*span.core.tolist(), *musts]
     low, high = min(inside), max(inside)

@@ -58,7 +58,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ToldEvent:
     """An event, and when it was told: seconds since the display began."""
 
     at_s: float
@@ -110,7 +110,7 @@ class JobNow:
     quiet_s: float = 0.0
     starting: tuple[str, ...] = ()
     usd: Dollars = Dollars()
-    events: tuple[Told, ...] = ()
+    events: tuple[ToldEvent, ...] = ()
 
 
 class JobWatch:
@@ -154,7 +154,7 @@ class JobWatch:
         if words is not None:
             loss = isinstance(event, WorkerChanged) and event.state in ("lost", "failed", "preempted")
             warning = loss or (isinstance(event, Noted) and event.level == "warning")
-            told = Told(now_s - self._began_s, clean(words), warning)
+            told = ToldEvent(now_s - self._began_s, clean(words), warning)
             self._now = replace(self._now, events=(*self._now.events, told)[-EVENTS_MAX:])
 
     def predict(self, predicted: Predicted) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from scavenger.domain.curve import BoolArray, Choice, CurvePoint, FloatArray, IntArray, TradeoffCurve
 from scavenger.domain.report import Actual, Predicted, RunReport
-from scavenger.presentation.axes import Axis, Span, axis_of, time_unit
+from scavenger.presentation.axes import Axis, AxisSpan, axis_of, time_unit
 from scavenger.presentation.formatting import clean, duration, money, plural, quantity, ratio
 
 FINISHED = ("succeeded", "target_missed")
@@ -218,7 +218,7 @@ def draw(
     axes = (
         axis_of(
             f"time to target ({unit}{unsure})",
-            Span(curve.time_s, shown & (curve.marks.excluded == 0), shown).with_ends(
+            AxisSpan(curve.time_s, shown & (curve.marks.excluded == 0), shown).with_ends(
                 (curve.time_interval_s.low, curve.time_interval_s.high), drawn
             ),
             [one.time_s for one in figures] + [one.at * across for one in near if one.of_time],
@@ -226,7 +226,7 @@ def draw(
         ),
         axis_of(
             f"cost (US dollars{unsure})",
-            Span(curve.cost_usd, shown & (curve.marks.excluded == 0), shown).with_ends(
+            AxisSpan(curve.cost_usd, shown & (curve.marks.excluded == 0), shown).with_ends(
                 (curve.cost_interval_usd.low, curve.cost_interval_usd.high), drawn
             ),
             [one.cost_usd for one in figures] + [one.at for one in near if not one.of_time],

@@ -30,7 +30,7 @@ PER_PT = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedLabel:
     """A label with its offset from what it labels, points to the right and up: its nearest corner or side is there."""
 
     label: Label
@@ -47,7 +47,7 @@ class Placed:
         return self.label.kind != "point"
 
 
-def placed_labels(picture: Picture, width_pt: float, height_pt: float) -> list[Placed]:
+def placed_labels(picture: Picture, width_pt: float, height_pt: float) -> list[PlacedLabel]:
     """Places of the labels in a frame, in their order of importance, clear of points, lines and each other."""
     if picture.axes is None:
         return []
@@ -77,7 +77,7 @@ def placed_labels(picture: Picture, width_pt: float, height_pt: float) -> list[P
             middle = np.array([(box[0] + box[2]) / 2, (box[1] + box[3]) / 2])
             leader = np.repeat(at + SHARE * (middle - at), LEADER_WEIGHT, axis=0)
             strokes = np.concatenate([strokes, leader])
-        found.append(Placed(label, dx, dy))
+        found.append(PlacedLabel(label, dx, dy))
     return found
 
 

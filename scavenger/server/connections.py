@@ -20,7 +20,7 @@ HEAD_S = 10.0
 """How long a handshake, and then the head of each request, may take to arrive, seconds."""
 UNPROVEN_S = 60.0
 """How long a request without a valid token may take, seconds: with one, its first upload on the connection."""
-LOOP = "scavenger.server.connections:Loop"
+LOOP = "scavenger.server.connections:ServerLoop"
 """Where uvicorn finds the event loop."""
 _UNPROVEN_MAX, _UNPROVEN_SHARE = 256, 4
 _RESERVE_MAX, _RESERVE_SHARE = 512, 2
@@ -29,7 +29,7 @@ _RESERVE_MAX, _RESERVE_SHARE = 512, 2
 Peer = tuple[str, int]
 
 
-class Loop(uvloop.Loop):
+class ServerLoop(uvloop.Loop):
     """Ends handshakes of TLS that do not come to their end."""
 
     async def create_server(self, *args: Any, ssl: Any = None, **options: Any) -> Any:

@@ -14,8 +14,8 @@ from scavenger.domain.cost import VmExtras
 from scavenger.domain.intent import (
     FleetSpec,
     Intent,
+    IntentHistory,
     Lease,
-    Past,
     PlacementOption,
     VmCharges,
     VmSlot,
@@ -71,7 +71,7 @@ def settle(row: IntentRow, before_s: float = 0.0) -> None:
     row.billed_s, row.spent_usd = seconds, mean * seconds
 
 
-def past_of(session: Session, job_id: str, attempt: int, provider: str, region: str) -> Past:
+def past_of(session: Session, job_id: str, attempt: int, provider: str, region: str) -> IntentHistory:
     """Read a job's history in addition to its live intents in this region."""
     of_job = IntentRow.job_id == job_id
     last = select(IntentRow.slot, func.max(IntentRow.generation)).where(of_job).group_by(IntentRow.slot)
@@ -99,7 +99,7 @@ def past_of(session: Session, job_id: str, attempt: int, provider: str, region: 
         .limit(1)
     )
     pulse = session.scalar(select(JobRow.heartbeat_at).where(JobRow.id == job_id))
-    return Past(
+    return IntentHistory(
         generations={row.slot: row[1] for row in session.execute(last)},
         spent_usd=sum(
             row.spent + (0.0 if row.state == "GONE" else row.reserved)

@@ -15,11 +15,11 @@ from sqlalchemy.orm import Session
 
 from scavenger.domain.document import without_nonfinite
 from scavenger.domain.notification import (
-    JobStanding,
     Notification,
     NotificationCount,
     NotificationKind,
     NotificationState,
+    NotifiedJob,
     QueuedNotification,
 )
 from scavenger.domain.report import JobState
@@ -135,7 +135,7 @@ class NotificationsPart(Part):
             for webhook, state, count, number in rows
         )
 
-    def job_standings(self, since: datetime, *, owner: Owner | None = None) -> tuple[JobStanding, ...]:
+    def job_standings(self, since: datetime, *, owner: Owner | None = None) -> tuple[NotifiedJob, ...]:
         """Live jobs, those that have ended since a time, and submissions since then that ended without a job.
 
         Args:
@@ -195,8 +195,8 @@ def _queued(row: NotificationRow) -> QueuedNotification:
     return QueuedNotification(row.number, row.webhook, row.attempts, one)
 
 
-def _standing(row: JobRow, user: str | None) -> JobStanding:
-    return JobStanding(
+def _standing(row: JobRow, user: str | None) -> NotifiedJob:
+    return NotifiedJob(
         row.id,
         row.name,
         user or row.owner_user or "",
@@ -210,7 +210,7 @@ def _standing(row: JobRow, user: str | None) -> JobStanding:
     )
 
 
-def _never_begun(row: SubmissionRow) -> JobStanding:
+def _never_begun(row: SubmissionRow) -> NotifiedJob:
     """A submission whose job could not begin: it counts as a job that has failed."""
     budget, at = budget_of(row.spec), row.submitted_at
-    return JobStanding(row.id, row.name, row.user, "failed", row.reason, 0.0, budget, 1, at, row.ended_at)
+    return NotifiedJob(row.id, row.name, row.user, "failed", row.reason, 0.0, budget, 1, at, row.ended_at)

@@ -27,7 +27,7 @@ from scavenger.domain.report import (
     ViewChanged,
     WorkerChanged,
 )
-from scavenger.presentation.live import Dollars, JobNow, JobWatch, Told, cells, cut, rows
+from scavenger.presentation.live import Dollars, JobNow, JobWatch, ToldEvent, cells, cut, rows
 
 NUMBERS = st.one_of(
     st.floats(min_value=-1e12, max_value=1e12), st.sampled_from([math.nan, math.inf, -math.inf, 0.0, 1e-300])
@@ -69,7 +69,7 @@ JOBS = st.builds(
     NUMBERS,
     st.lists(st.from_regex(r"w[0-9]{1,4}", fullmatch=True), max_size=200).map(tuple),
     st.builds(Dollars, NUMBERS, st.none() | NUMBERS, PAIRS, st.none() | NUMBERS, st.none() | NUMBERS),
-    st.lists(st.builds(Told, NUMBERS, TEXTS, st.booleans()), max_size=8).map(tuple),
+    st.lists(st.builds(ToldEvent, NUMBERS, TEXTS, st.booleans()), max_size=8).map(tuple),
 )
 
 

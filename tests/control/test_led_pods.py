@@ -27,7 +27,7 @@ from scavenger.control.leading import pod_seat
 from scavenger.control.leading.following import LeaderSession
 from scavenger.control.leading.record import Leaders
 from scavenger.control.leading.seats import seat_of
-from scavenger.control.leading.start import Start
+from scavenger.control.leading.start import LeaderStart
 from scavenger.control.leading.starting import restart_leader, start_leader
 from scavenger.control.places.pods import RentedPods
 from scavenger.control.settings import SETTINGS_VARIABLE
@@ -170,7 +170,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running
     cluster.server.server_close()
 
 
-def start_of(folder: Path, cluster: RunningCluster, **sections: Any) -> Start:
+def start_of(folder: Path, cluster: RunningCluster, **sections: Any) -> LeaderStart:
     """A job in a folder of its own, with its code."""
     folder.mkdir()
     path = folder / "job.yaml"
@@ -180,7 +180,7 @@ def start_of(folder: Path, cluster: RunningCluster, **sections: Any) -> Start:
     (folder / ".scavenger" / "left").write_text("an earlier result")
     place = RentedPods(load_job(path), {})
     place.__dict__["provider"] = cluster
-    return Start(PreparedJob(path, folder, place))
+    return LeaderStart(PreparedJob(path, folder, place))
 
 
 @pytest.mark.filterwarnings("ignore::urllib3.exceptions.InsecureRequestWarning")
@@ -229,7 +229,7 @@ def test_a_job_that_its_leader_refuses_leaves_no_pod_and_says_why(
     said = list[str]()
     start = start_of(tmp_path / "job", cluster)
     there = start_of(tmp_path / "other", cluster, train="missing:job")
-    start = Start(PreparedJob(start.prepared.job_file, tmp_path / "job", there.prepared.place))
+    start = LeaderStart(PreparedJob(start.prepared.job_file, tmp_path / "job", there.prepared.place))
     with Store.open(f"sqlite:///{tmp_path / 'scavenger.db'}") as books:
         leaders = Leaders.beside(books)
 

@@ -23,7 +23,7 @@ from scavenger.cloud.catalog.cache import write_cache
 from scavenger.cloud.quotas import vms_left
 from scavenger.cloud.stock import CatalogEntry, MachineType, Stock
 from scavenger.control.jobs.prepared import PreparedJob
-from scavenger.control.leading.start import Start, check_start
+from scavenger.control.leading.start import LeaderStart, check_start
 from scavenger.control.places.launching import ADDRESS_VARIABLE, address_of
 from scavenger.control.places.needs import Kind
 from scavenger.control.places.vms import RentedVms
@@ -383,14 +383,14 @@ def test_a_budget_that_the_leader_may_use_up_after_the_job_is_refused(tmp_path: 
     settings = tmp_path / "config.toml"
     settings.write_text('[aws]\nleader_profile = "scavenger-leader"\ninstance_profile = "scavenger-vms"\n')
 
-    def start(budget: str) -> Start:
+    def start(budget: str) -> LeaderStart:
         found = renting(
             (),
             environment={SETTINGS_VARIABLE: str(settings)},
             constraints={"budget": budget},
             limits={"leader": "10h"},
         )
-        return Start(PreparedJob(Path("job.yaml"), tmp_path, found))
+        return LeaderStart(PreparedJob(Path("job.yaml"), tmp_path, found))
 
     enough = start("$20")
     assert enough.prepared.place.leader is not None

@@ -17,7 +17,7 @@ from scavenger.control.job_file.load import load_job
 from scavenger.domain.forms import Script
 from scavenger.errors import NotSupportedError, TrainingCodeError
 from scavenger.train.worker.loading import load_fit
-from scavenger.train.worker.script import Fit
+from scavenger.train.worker.script import ScriptFit
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ def houses(folder: Path) -> None:
     np.savetxt(folder / "houses.csv", rng.normal(size=(50, 4)), delimiter=",")
 
 
-def fit_of(text: str, *arguments: str) -> Fit:
+def fit_of(text: str, *arguments: str) -> ScriptFit:
     """The fit of a script with this text, in the present folder."""
     Path("script.py").write_text(text)
     return load_fit(Script("script.py", arguments), str(Path.cwd()), 0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scavenger.control.search.tables import read_curves
-from scavenger.models.backtest import Skipped
+from scavenger.models.backtest import SkippedGroup
 from scavenger.models.backtest_curves import OWN, CurveErrors, CurveResult, CurveRun, backtest_curves, pooled
 
 pytestmark = pytest.mark.slow
@@ -45,7 +45,7 @@ def test_a_clean_curve_is_forecast_better_than_by_simple_methods() -> None:
 def test_a_run_of_which_too_little_was_seen_is_skipped() -> None:
     (skipped,) = backtest_curves([run_of()], [0.02])
 
-    assert isinstance(skipped, Skipped)
+    assert isinstance(skipped, SkippedGroup)
     assert "no run has 2 evaluations" in skipped.reason
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from properties import examples
 
-from scavenger.models.backtest import GroupResult, RunRow, Skipped, coverage90, median_ape
+from scavenger.models.backtest import GroupResult, RunRow, SkippedGroup, coverage90, median_ape
 from scavenger.models.backtest_epochs import backtest_epochs
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "measured" / "convergence.csv"
@@ -102,7 +102,7 @@ def test_groups_are_sources_and_workloads_and_their_order_is_theirs() -> None:
 def test_too_few_batch_sizes_are_skipped_with_the_reason() -> None:
     (one,) = backtest_epochs(rows_of({8: 2.0, 16: 3.0, 32: 4.0}), 3)
 
-    assert isinstance(one, Skipped)
+    assert isinstance(one, SkippedGroup)
     assert one.reason == "3 batch sizes: 3 to fit to and one to predict are needed"
 
 
@@ -126,7 +126,7 @@ def test_rows_that_are_no_measurements_are_dropped_and_counted() -> None:
     assert dirty.dropped == len(bad)
     assert dirty.predictions == clean.predictions
     (skipped,) = backtest_epochs(bad, 2)
-    assert isinstance(skipped, Skipped)
+    assert isinstance(skipped, SkippedGroup)
     assert skipped.dropped == len(bad)
 
 

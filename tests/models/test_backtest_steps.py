@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from scavenger.control.search.tables import read_placements
-from scavenger.models.backtest import GroupResult, PlacementRow, Skipped, coverage90
+from scavenger.models.backtest import GroupResult, PlacementRow, SkippedGroup, coverage90
 from scavenger.models.backtest_steps import SEARCH_POINTS, backtest_steps, notes_on_rows, step_times_of
 from scavenger.models.overlap_law import OverlapLaw, overlap_prior
 from scavenger.search.plan import POINTS
@@ -156,7 +156,7 @@ def test_groups_that_are_too_small_are_skipped_with_the_reason() -> None:
 
     for rows, points, dropped in ((ROWS[:2], 2, 0), (nothing_marked, "marked", 0), (one_bad, "extremes", 1)):
         (one,) = backtest_steps(rows, points)
-        assert isinstance(one, Skipped)
+        assert isinstance(one, SkippedGroup)
         assert one.dropped == dropped
         assert "to fit to" in one.reason
     assert backtest_steps([], "marked") == []

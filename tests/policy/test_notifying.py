@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from scavenger.domain.notification import JobStanding
+from scavenger.domain.notification import NotifiedJob
 from scavenger.domain.submission import Spending
 from scavenger.policy.admission import QueueLimits
 from scavenger.policy.notifying import (
@@ -22,10 +22,10 @@ from scavenger.policy.notifying import (
 )
 
 AT = datetime(2026, 11, 23, 8, tzinfo=UTC)
-JOB = JobStanding("c75918c9-fb0c", "digits", "ann", "running", "", 1.0, 5.0, 1, AT, None)
+JOB = NotifiedJob("c75918c9-fb0c", "digits", "ann", "running", "", 1.0, 5.0, 1, AT, None)
 
 
-def ended(state: str, **changes: object) -> JobStanding:
+def ended(state: str, **changes: object) -> NotifiedJob:
     return replace(JOB, state=state, ended_at=AT + timedelta(minutes=2), **changes)  # type: ignore[arg-type]
 
 

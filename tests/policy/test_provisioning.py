@@ -18,7 +18,7 @@ from scavenger.domain.intent import (
     HEARD_LATE_S,
     FleetSpec,
     Intent,
-    Past,
+    IntentHistory,
     PlacementOption,
     RegionSnapshot,
     VmSlot,
@@ -94,8 +94,8 @@ def vm(token: str = "t0", state: Any = "running", **more: Any) -> VmSeen:
     return built(VmSeen, vm="small", zone="a", spot=True, state=state, **given)
 
 
-def past(*health: bool, **more: Any) -> dict[str, Past]:
-    return {"job": Past(health=health, **more)}
+def past(*health: bool, **more: Any) -> dict[str, IntentHistory]:
+    return {"job": IntentHistory(health=health, **more)}
 
 
 class Scene:
@@ -112,7 +112,7 @@ class Scene:
         for _ in range(steps):
             self.now_s += after_s / steps
             self.memory.attend(self.now_s, self.config.gap_max_s)
-            pulse = Past(**{**_fields(self.situation.past["job"]), "pulse": str(self.now_s)})
+            pulse = IntentHistory(**{**_fields(self.situation.past["job"]), "pulse": str(self.now_s)})
             self.situation = replace(self.situation, past={"job": pulse})
             listing = None if listed is None else Listing(tuple(listed), self.memory.attended_s)
             self.memory.note(self.situation, listing)

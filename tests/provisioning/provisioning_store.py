@@ -9,7 +9,7 @@ from typing import Any
 
 from nested import changed
 
-from scavenger.domain.intent import Ending, Fence, FleetSpec, Intent, Lease, Past, RegionSnapshot
+from scavenger.domain.intent import Ending, Fence, FleetSpec, Intent, IntentHistory, Lease, RegionSnapshot
 from scavenger.domain.vm import VmSeen
 from scavenger.errors import StoreError
 
@@ -90,14 +90,14 @@ class MemoryStore:
         attempts = {one.job_id: one.attempt for one in living} | {one.job_id: one.attempt for one in spec}
         return RegionSnapshot(spec, living, ended, {job: self._past(job, attempts[job]) for job in attempts})
 
-    def _past(self, job_id: str, attempt: int) -> Past:
+    def _past(self, job_id: str, attempt: int) -> IntentHistory:
         rows = [one for one in self.rows.values() if one.job_id == job_id]
         generations: dict[int, int] = {}
         for one in rows:
             generations[one.slot] = max(one.generation, generations.get(one.slot, -1))
         told = [one for one in rows if one.attempt == attempt]
         told = [one for one in told if one.acks or one.ending in ("never_joined", "died")]
-        return Past(
+        return IntentHistory(
             generations,
             sum(one.charges.cost_usd for one in rows if one.state == "GONE"),
             tuple(one.acks > 0 for one in reversed(told[-32:])),

@@ -14,7 +14,7 @@ from scavenger.train.engines.base import PreemptionNotice
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.agent_server import AgentServer
 from scavenger.train.engines.vm.engine import HostEngine, Needs
-from scavenger.train.engines.vm.values import AgentSpec, AgentStatus, Candidate, Gone, ProcessEvent
+from scavenger.train.engines.vm.values import AgentSpec, AgentStatus, Gone, JoiningAgent, ProcessEvent
 from scavenger.train.pool import protocol
 from scavenger.train.pool.lodging import Lodgings
 from scavenger.train.transport.messages.values import ProcessConfiguration
@@ -33,8 +33,8 @@ class Agents:
         self.launched: dict[int, tuple[str, str]] = {}  # intent and process
         self.sent: list[tuple[str, Any]] = []
         self.events: list[tuple[int, ProcessEvent]] = []
-        self.waiting: list[Candidate] = []
-        self.accepted: list[Candidate] = []
+        self.waiting: list[JoiningAgent] = []
+        self.accepted: list[JoiningAgent] = []
 
     def expect(self, intent: str, *, role: Any, vm: str, threads: int, slots: int = 1) -> str:
         self.expected[intent] = AgentSpec(intent, vm, role, threads, slots)
@@ -81,10 +81,10 @@ class Agents:
         events, self.events = self.events, []
         return events
 
-    def candidates(self) -> list[Candidate]:
+    def candidates(self) -> list[JoiningAgent]:
         return self.waiting
 
-    def accept(self, candidate: Candidate) -> None:
+    def accept(self, candidate: JoiningAgent) -> None:
         self.accepted.append(candidate)
 
     def give_up(self, intent: str, launch: int) -> None: ...
@@ -182,7 +182,7 @@ def test_an_aggregator_runs_on_the_tenant_that_the_pool_has_started_for_it(job: 
 
     assert [*job.agents.launched.values()] == [(second, "aggregator-1")], "never on another's tenant"
     assert job.engine.needs() == Needs({}, 0), "no VM is rented for them"
-    own, other = Candidate(first, "", ""), Candidate("vm-of-the-fleet", "", "")
+    own, other = JoiningAgent(first, "", ""), JoiningAgent("vm-of-the-fleet", "", "")
     job.agents.waiting = [own, other]
     job.engine.poll()
     assert job.agents.accepted == [own]

@@ -18,9 +18,9 @@ from scavenger.train.transport.payload_frames import (
     KEY_BYTES,
     PAYLOAD_BYTES_MAX,
     RECORD_BYTES,
-    Frame,
     FrameReader,
     FrameWriter,
+    PayloadFrame,
 )
 
 KEY = secrets.token_bytes(KEY_BYTES)
@@ -52,7 +52,7 @@ class Receiver:
         while len(view) >= self.reader.needed:
             part, view = view[: self.reader.needed], view[self.reader.needed :]
             frame = self.reader.feed(part)
-            if isinstance(frame, Frame):
+            if isinstance(frame, PayloadFrame):
                 self.frames.append((frame.header, None if frame.payload is None else bytes(frame.payload)))
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from scavenger.control.search.tables import read_placements, read_runs
 from scavenger.errors import ConfigurationError
-from scavenger.models.backtest import ErrorSummary, GroupResult, Skipped, coverage90, median_ape, summary
+from scavenger.models.backtest import ErrorSummary, GroupResult, SkippedGroup, coverage90, median_ape, summary
 from scavenger.presentation.formatting import clean, plural
 from scavenger_cli.options import ConvergenceOption, CurvesOption, Output, OutputOption, StepTimesOption
 from scavenger_cli.ui import console, render
@@ -48,9 +48,9 @@ def backtest(
     if step_times is None and convergence is None:
         raise ConfigurationError("no measurements: give --step-times FILE or --convergence FILE")
     wanted = _points(points)
-    found: list[GroupResult | Skipped] = []
+    found: list[GroupResult | SkippedGroup] = []
     notes: list[str] = []
-    searched: list[GroupResult | Skipped] = []
+    searched: list[GroupResult | SkippedGroup] = []
     if convergence is not None:
         from scavenger.models.backtest_epochs import backtest_epochs
 
@@ -89,13 +89,13 @@ def _points(text: str | None) -> str | int | None:
     return count
 
 
-def _parted(found: list[GroupResult | Skipped]) -> tuple[list[GroupResult], list[Skipped]]:
+def _parted(found: list[GroupResult | SkippedGroup]) -> tuple[list[GroupResult], list[SkippedGroup]]:
     judged = [one for one in found if isinstance(one, GroupResult)]
-    return judged, [one for one in found if isinstance(one, Skipped)]
+    return judged, [one for one in found if isinstance(one, SkippedGroup)]
 
 
 def _document(
-    found: list[GroupResult | Skipped], searched: list[GroupResult | Skipped], notes: list[str]
+    found: list[GroupResult | SkippedGroup], searched: list[GroupResult | SkippedGroup], notes: list[str]
 ) -> dict[str, Any]:
     return {
         "schema_version": console.SCHEMA_VERSION,
@@ -105,7 +105,7 @@ def _document(
     }
 
 
-def _figures(found: list[GroupResult | Skipped]) -> dict[str, Any]:
+def _figures(found: list[GroupResult | SkippedGroup]) -> dict[str, Any]:
     judged, skipped = _parted(found)
     total = summary(judged)
     return {
@@ -129,13 +129,13 @@ def _figures(found: list[GroupResult | Skipped]) -> dict[str, Any]:
     }
 
 
-def _place(one: GroupResult | Skipped) -> dict[str, Any]:
+def _place(one: GroupResult | SkippedGroup) -> dict[str, Any]:
     origin = "source" if one.workers_per_node is None else "cluster"
     return {origin: one.origin, "workers_per_node": one.workers_per_node, "workload": one.workload}
 
 
 def _show(
-    found: list[GroupResult | Skipped], searched: list[GroupResult | Skipped], notes: list[str]
+    found: list[GroupResult | SkippedGroup], searched: list[GroupResult | SkippedGroup], notes: list[str]
 ) -> None:
     judged, skipped = _parted(found)
     for heading in dict.fromkeys(map(_heading, judged)):
@@ -183,7 +183,7 @@ def _percent(figure: float) -> str:
     return f"{figure:.1f} %" if figure < 1e5 else f"{figure:.1e} %"
 
 
-def _heading(one: GroupResult | Skipped) -> str:
+def _heading(one: GroupResult | SkippedGroup) -> str:
     """`zeus`, `aws-g4dn-t4, 4 workers a node`."""
     origin = clean(one.origin) or "workload"
     if one.workers_per_node is None:

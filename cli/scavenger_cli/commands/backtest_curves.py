@@ -11,7 +11,7 @@ from rich.text import Text
 
 from scavenger.control.search.tables import read_curves
 from scavenger.errors import ConfigurationError
-from scavenger.models.backtest import Skipped
+from scavenger.models.backtest import SkippedGroup
 from scavenger.models.backtest_curves import OWN, CurveErrors, CurveResult, backtest_curves, pooled
 from scavenger.presentation.formatting import clean, plural
 from scavenger_cli.ui import console, render
@@ -39,7 +39,7 @@ def backtest_of_curves(curves: Path | None, seen: str | None, *, alone: bool, as
     runs = read_curves(curves)
     found = backtest_curves(runs, shares)
     results = [one for one in found if isinstance(one, CurveResult)]
-    skipped = [one for one in found if isinstance(one, Skipped)]
+    skipped = [one for one in found if isinstance(one, SkippedGroup)]
     if as_json:
         console.emit_json(_document(results, skipped, shares))
     else:
@@ -64,7 +64,7 @@ def _shares(text: str | None) -> tuple[float, ...]:
 
 
 def _document(
-    results: Sequence[CurveResult], skipped: Sequence[Skipped], shares: Sequence[float]
+    results: Sequence[CurveResult], skipped: Sequence[SkippedGroup], shares: Sequence[float]
 ) -> dict[str, Any]:
     overall = []
     for share in shares:
@@ -116,7 +116,7 @@ def _methods(results: Sequence[CurveResult]) -> list[str]:
     return list(dict.fromkeys(method.method for one in results for method in one.methods))
 
 
-def _show(results: Sequence[CurveResult], skipped: Sequence[Skipped], shares: Sequence[float]) -> None:
+def _show(results: Sequence[CurveResult], skipped: Sequence[SkippedGroup], shares: Sequence[float]) -> None:
     if results:
         _show_methods(results, shares)
         _show_workloads(results, shares)

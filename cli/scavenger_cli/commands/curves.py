@@ -18,7 +18,7 @@ from scavenger.api.opening import open_source
 from scavenger.api.values import document
 from scavenger.domain.report import ReportedJob, RunReport
 from scavenger.errors import ConfigurationError
-from scavenger_cli.commands.pricing import Pricing, Sizes, priced
+from scavenger_cli.commands.pricing import Pricing, SizePricing, priced
 from scavenger_cli.options import (
     BudgetOption,
     DatasetSizeOption,
@@ -117,7 +117,7 @@ def curves(
     """Draw predicted times and costs of a job or of past runs."""
     wanted = form_of("json" if output.is_json else form, out)
     limits = CurveLimits.of(objective, budget, deadline)
-    sizes = Sizes.of(pricing, rates, cpus, memory, price)
+    sizes = SizePricing.of(pricing, rates, cpus, memory, price)
     if why is not None:
         _refuse_drawing_of_why(wanted, sizes)
     if sources:
@@ -144,7 +144,7 @@ def curves(
     )
 
 
-def _refuse_drawing_of_why(form: str, sizes: Sizes | None) -> None:
+def _refuse_drawing_of_why(form: str, sizes: SizePricing | None) -> None:
     """Refuse to draw an explanation, or to price it.
 
     Raises:
@@ -191,7 +191,7 @@ def _imported(imported: Imported, limits: CurveLimits) -> RunReport:
     )
 
 
-def _drawing(report: RunReport, limits: CurveLimits, sizes: Sizes | None) -> Drawing:
+def _drawing(report: RunReport, limits: CurveLimits, sizes: SizePricing | None) -> Drawing:
     deadline_s, budget_usd = limits.deadline_s, limits.budget_usd
     if sizes is None:
         return Drawing(report, deadline_s=deadline_s, budget_usd=budget_usd)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from scavenger.control.jobs.prepared import PreparedJob
     from scavenger.control.leading.following import LeaderSession
     from scavenger.control.leading.record import LeaderRecord, Leaders
-    from scavenger.control.leading.start import Start
+    from scavenger.control.leading.start import LeaderStart
     from scavenger.store import Store
     from scavenger_cli.commands.detaching import Detach
     from scavenger_cli.commands.driving import Invocation
@@ -38,13 +38,15 @@ def lead_on_vm(prepared: PreparedJob, invocation: Invocation, *, detach: Detach 
     Raises:
         ScavengerError: The job cannot be led there.
     """
-    from scavenger.control.leading.start import Start
+    from scavenger.control.leading.start import LeaderStart
 
-    start = Start(prepared, audit=audit, priority=0 if detach is None else detach.priority)
+    start = LeaderStart(prepared, audit=audit, priority=0 if detach is None else detach.priority)
     return _led(start, invocation, follow=detach is None or detach.follow)
 
 
-def _led(start: Start, invocation: Invocation, *, follow: bool, lost: LeaderRecord | None = None) -> int:
+def _led(
+    start: LeaderStart, invocation: Invocation, *, follow: bool, lost: LeaderRecord | None = None
+) -> int:
     """Start a leader, in place of a lost one."""
     from scavenger.control.leading.starting import start_leader
     from scavenger.store import Store
@@ -146,7 +148,7 @@ def resume_led(key: str, invocation: Invocation, *, follow: bool, audit: bool) -
         ConfigurationError: The leader is there, or the job has no checkpoints in an object store.
     """
     from scavenger.control.jobs.prepared import prepare_job
-    from scavenger.control.leading.start import Start
+    from scavenger.control.leading.start import LeaderStart
     from scavenger.control.leading.starting import restart_leader
     from scavenger.domain.job import JobSpec
 
@@ -160,7 +162,7 @@ def resume_led(key: str, invocation: Invocation, *, follow: bool, audit: bool) -
             spec = own.job(record.id).spec
         prepared = prepare_job(JobSpec.model_validate(spec), Path(record.job_file))
         if record.claim and record.job_id:
-            restart_leader(Start(prepared), leaders, record, inform=console.note)
+            restart_leader(LeaderStart(prepared), leaders, record, inform=console.note)
             return _followed(leaders, record, store, as_json=invocation.as_json) if follow else 0
         if "://" not in record.checkpoints or not record.job_id:
             raise ConfigurationError(
@@ -178,7 +180,7 @@ def resume_led(key: str, invocation: Invocation, *, follow: bool, audit: bool) -
         _session(leaders, record).book(store, there=False)
         led_usd = store.entry(record.job_id, "leader").usd
     url = f"{record.checkpoints.rstrip('/')}/{record.job_id}"
-    start = Start(prepared, audit=audit, recover=url, job_id=record.job_id, led_usd=led_usd)
+    start = LeaderStart(prepared, audit=audit, recover=url, job_id=record.job_id, led_usd=led_usd)
     return _led(start, invocation, follow=follow, lost=record)
 
 

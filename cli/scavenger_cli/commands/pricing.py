@@ -24,7 +24,7 @@ _LOCAL = re.compile(r"local-([0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class SizePricing:
     """How workers are priced.
 
     Attributes:
@@ -51,7 +51,7 @@ class Sizes:
         cpus: float | None,
         memory: str | None,
         price: float | None,
-    ) -> Sizes | None:
+    ) -> SizePricing | None:
         """Parse the options of the command line; None if no pricing is asked for.
 
         Raises:
@@ -99,7 +99,7 @@ def _memory(text: str) -> tuple[float, float]:
     )
 
 
-def priced(report: RunReport, sizes: Sizes) -> dict[str, RunReport]:
+def priced(report: RunReport, sizes: SizePricing) -> dict[str, RunReport]:
     """Reports by way of pricing, `vm` or `size`: each with the repriced curve and the choice by objective (or knee).
 
     Raises:
@@ -116,7 +116,7 @@ def priced(report: RunReport, sizes: Sizes) -> dict[str, RunReport]:
 def _priced(
     report: RunReport,
     curve: TradeoffCurve,
-    sizes: Sizes,
+    sizes: SizePricing,
     cpus: Callable[[str], float],
     memory: Callable[[float], float],
     words: str,
@@ -142,7 +142,7 @@ def _priced(
 
 
 def _sizes_of(
-    report: RunReport, curve: TradeoffCurve, sizes: Sizes
+    report: RunReport, curve: TradeoffCurve, sizes: SizePricing
 ) -> tuple[Callable[[str], float], Callable[[float], float], str]:
     """vCPUs of a worker by VM type, memory in GiB by local batch size, and a note that describes both."""
     if "size" not in sizes.kinds:

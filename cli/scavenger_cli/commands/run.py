@@ -210,9 +210,9 @@ def execute(
     accepted = prepared if invocation.yes else prepared.with_old_prices()  # by the answer below
     accepted.place.check_prices()
     if on_vm:
-        from scavenger.control.leading.start import Start, check_start
+        from scavenger.control.leading.start import LeaderStart, check_start
 
-        check_start(Start(accepted))
+        check_start(LeaderStart(accepted))
     if rents and not invocation.yes:
         shown = preview_of(prepared, run=run, yes=invocation.yes, earlier=earlier)
         show_preview(shown, stream=sys.stderr)

@@ -10,7 +10,7 @@ import msgspec
 
 from scavenger.cloud.boot.boot import PACKAGE_VARIABLE
 from scavenger.cloud.gcp.names import ENDPOINT_VARIABLE, PROJECT_VARIABLE
-from scavenger.control.leading.start import Start
+from scavenger.control.leading.start import LeaderStart
 from scavenger.control.places.launching import ADDRESS_VARIABLE, IMAGE_VARIABLE, UNPROVEN_VARIABLE
 from scavenger.control.provisioning.leader_meter import LEADER_VARIABLE
 from scavenger.control.provisioning.prices import PRICES_VARIABLE
@@ -65,7 +65,7 @@ class LeaderConfiguration(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 def sent_files(
-    start: Start,
+    start: LeaderStart,
     told: LeaderConfiguration,
     environment: Mapping[str, str],
     *,

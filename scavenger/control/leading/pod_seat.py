@@ -34,7 +34,7 @@ from scavenger.control.leading.configuration import (
 from scavenger.control.leading.pod_tunnel import POD_PORT, PodTunnel, through_api_server
 from scavenger.control.leading.record import LeaderRecord
 from scavenger.control.leading.seat import Seat, job_archive
-from scavenger.control.leading.start import Start
+from scavenger.control.leading.start import LeaderStart
 from scavenger.control.provisioning import providers
 from scavenger.control.provisioning.clean_up import Leftover
 from scavenger.control.provisioning.leader_meter import leader_text
@@ -90,7 +90,7 @@ class PodSeat(Seat):
 
     # ---- its beginning -------------------------------------------------------------------------------------
 
-    def prepare(self, start: Start) -> Callable[[str], None]:
+    def prepare(self, start: LeaderStart) -> Callable[[str], None]:
         with closing(job_archive(start)) as archive:
             packed = gzip.compress(archive.read(0, archive.bytes), mtime=0)
 
@@ -105,7 +105,7 @@ class PodSeat(Seat):
 
         return begin
 
-    def _files(self, start: Start, packed: bytes, owner: str, token: str) -> dict[str, str]:
+    def _files(self, start: LeaderStart, packed: bytes, owner: str, token: str) -> dict[str, str]:
         """All that the pod is told.
 
         Raises:
@@ -141,7 +141,7 @@ class PodSeat(Seat):
             )
         return files
 
-    def _body(self, start: Start, secret_uid: str, tag: str) -> dict[str, Any]:
+    def _body(self, start: LeaderStart, secret_uid: str, tag: str) -> dict[str, Any]:
         from scavenger.cloud.kubernetes.leader import LeaderPod, Mounted, leader_pod
         from scavenger.cloud.kubernetes.pods import leader_labels
         from scavenger.cloud.kubernetes.shapes import PodShape

@@ -17,7 +17,7 @@ from scavenger.client import Client, ServerAddress
 from scavenger.control.leading.pod_tunnel import PodTunnel
 from scavenger.control.leading.record import LeaderRecord, Leaders
 from scavenger.control.leading.ssh import Tunnel
-from scavenger.control.leading.start import Start
+from scavenger.control.leading.start import LeaderStart
 from scavenger.control.provisioning.clean_up import Leftover
 from scavenger.domain.vm import VmSeen
 from scavenger.errors import GoneError, ScavengerError
@@ -29,7 +29,7 @@ from scavenger.train.engines.vm.job_archive import Archive
 Presence = Literal["there", "gone", "unknown"]
 
 
-def job_archive(start: Start) -> Archive:
+def job_archive(start: LeaderStart) -> Archive:
     """The job's folder as a leader is sent it, without outputs.
 
     Raises:
@@ -83,7 +83,7 @@ class Seat(ABC):
         """Where the leader has the job's folder, as `job`, and its store."""
 
     @abstractmethod
-    def prepare(self, start: Start) -> Callable[[str], None]:
+    def prepare(self, start: LeaderStart) -> Callable[[str], None]:
         """Check and make what needs no machine yet.
 
         Returns:

@@ -12,7 +12,7 @@ from scavenger.presentation.formatting import money
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class LeaderStart:
     """A job that is to be led by a VM of its own.
 
     Attributes:
@@ -43,7 +43,7 @@ class Start:
         return 0.0 if leader is None else leader.usd_afterwards(self.prepared.job.limits.leader)
 
 
-def check_start(start: Start) -> None:
+def check_start(start: LeaderStart) -> None:
     """Check what can be checked before anybody is asked and anything is rented.
 
     Raises:

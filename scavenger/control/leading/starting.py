@@ -15,7 +15,7 @@ from scavenger.control.leading.following import LeaderSession
 from scavenger.control.leading.record import LeaderRecord, Leaders, job_id_of
 from scavenger.control.leading.seat import Seat
 from scavenger.control.leading.seats import seat_of
-from scavenger.control.leading.start import Start
+from scavenger.control.leading.start import LeaderStart
 from scavenger.domain.access import TOKEN_PREFIX
 from scavenger.domain.vm_settings import KubernetesSettings
 from scavenger.errors import TransientError
@@ -27,7 +27,7 @@ _LOOK_S = 0.5
 
 
 def start_leader(
-    start: Start,
+    start: LeaderStart,
     leaders: Leaders,
     books: Store,
     *,
@@ -69,7 +69,7 @@ def start_leader(
 
 
 def restart_leader(
-    start: Start,
+    start: LeaderStart,
     leaders: Leaders,
     record: LeaderRecord,
     *,
@@ -88,7 +88,7 @@ def restart_leader(
 
 
 def _seat(
-    start: Start,
+    start: LeaderStart,
     leaders: Leaders,
     record: LeaderRecord,
     inform: Callable[[str], None],
@@ -97,7 +97,7 @@ def _seat(
     return seat_of(leaders, record, inform=inform, environment=environment, provider=start.resources.provider)
 
 
-def _record(start: Start) -> LeaderRecord:
+def _record(start: LeaderStart) -> LeaderRecord:
     prepared, resources = start.prepared, start.resources
     provider, settings = resources.provider, resources.settings
     checkpoint = prepared.job.checkpoint
@@ -120,7 +120,7 @@ def _record(start: Start) -> LeaderRecord:
     )
 
 
-def _submission(seat: Seat, start: Start) -> Callable[[Client], dict[str, Any]]:
+def _submission(seat: Seat, start: LeaderStart) -> Callable[[Client], dict[str, Any]]:
     """Submits the job, or lets it go on; once, however often it is called."""
     again = str(uuid.uuid4())
     own = secrets_of(start.prepared.job, seat.environment)

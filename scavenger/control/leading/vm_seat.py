@@ -28,7 +28,7 @@ from scavenger.control.leading.configuration import DOCUMENT, LeaderConfiguratio
 from scavenger.control.leading.keys import login_key, new_key
 from scavenger.control.leading.seat import Seat, job_archive
 from scavenger.control.leading.ssh import FailedThereError, Tunnel, forwarded, run_there
-from scavenger.control.leading.start import Start
+from scavenger.control.leading.start import LeaderStart
 from scavenger.control.provisioning import providers
 from scavenger.control.provisioning.booting import BootingProvider
 from scavenger.control.provisioning.clean_up import CleanUp, Leftover
@@ -107,7 +107,7 @@ class VmSeat(Seat):
 
     # ---- its beginning -------------------------------------------------------------------------------------
 
-    def prepare(self, start: Start) -> Callable[[str], None]:
+    def prepare(self, start: LeaderStart) -> Callable[[str], None]:
         prepared = start.prepared
         options, template = start.resources.leader_placement
         settings = replace(template.settings, logins_from=caller_networks(self.environment))
@@ -219,7 +219,7 @@ class VmSeat(Seat):
         return True
 
     def _files(
-        self, start: Start, package: VmPackage, intent: Intent, seen: VmSeen, token: str
+        self, start: LeaderStart, package: VmPackage, intent: Intent, seen: VmSeen, token: str
     ) -> dict[str, bytes]:
         """What is ours, by the path in `FOLDER`."""
         wheel, resources = own_wheel(), start.resources

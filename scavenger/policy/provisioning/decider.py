@@ -38,7 +38,7 @@ from scavenger.domain.intent import (
     Ending,
     FleetSpec,
     Intent,
-    Past,
+    IntentHistory,
     PlacementOption,
     RegionSnapshot,
     VmCharges,
@@ -349,7 +349,7 @@ class Decider:
             return
         if not all(memory.is_due(key, self._now_s) for key in (("create", job_id), DENIED)):
             return
-        past = self._situation.past.get(job_id, Past())
+        past = self._situation.past.get(job_id, IntentHistory())
         if past.drained:  # what ending them gave back would pay for a start and little more
             yield Alarm("budget", job_id, f"the budget of {money(spec.budget_usd)} is used up")
             return
@@ -408,7 +408,7 @@ class Decider:
 
     def _loop(self, spec: FleetSpec) -> Alarm | None:
         """An alarm if so many VMs ended before they joined that further launches would only cost money."""
-        health = self._situation.past.get(spec.job_id, Past()).health[: self._config.crash_loop.vms]
+        health = self._situation.past.get(spec.job_id, IntentHistory()).health[: self._config.crash_loop.vms]
         bad = sum(not joined for joined in health)
         if bad < self._config.crash_loop.deaths_min or bad <= self._config.crash_loop.share_max * len(health):
             return None

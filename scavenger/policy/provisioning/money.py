@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from datetime import datetime
 
-from scavenger.domain.intent import HEARD_LATE_S, FleetSpec, Intent, Past, RegionSnapshot
+from scavenger.domain.intent import HEARD_LATE_S, FleetSpec, Intent, IntentHistory, RegionSnapshot
 from scavenger.policy.provisioning.config import ProvisioningConfig
 from scavenger.policy.provisioning.memory import Memory
 from scavenger.policy.provisioning.slots import LEADER_SLOT
@@ -32,7 +32,7 @@ class Account:
 
     def __init__(self, situation: RegionSnapshot, job_id: str, config: ProvisioningConfig) -> None:
         living = [intent for intent in situation.intents if intent.job_id == job_id]
-        self.committed_usd = situation.past.get(job_id, Past()).spent_usd
+        self.committed_usd = situation.past.get(job_id, IntentHistory()).spent_usd
         self.committed_usd += sum(one.charges.cost_usd + one.charges.reserved_usd for one in living)
         self.rate_usd_per_hour = sum(intent.charges.usd_per_hour for intent in living)
         self._look_s = config.look.interval_s

@@ -16,7 +16,7 @@ from scavenger.domain.epochs import EPOCHS
 from scavenger.domain.job import EPOCHS_MAX
 from scavenger.domain.progress import PROGRESS
 from scavenger.errors import ScavengerError
-from scavenger.server.dashboard.job_list import JobLine, job_line
+from scavenger.server.dashboard.job_list import JobListLine, job_line
 from scavenger.server.dashboard.job_page import JobSight
 from scavenger.store import Store
 from scavenger.store.progress import EVENTS_MAX
@@ -27,7 +27,7 @@ READERS_MAX = 64
 OPERATIONS_SHOWN = 10
 
 
-class Journals:
+class JournalReaders:
     """The journals of jobs that pages have asked for, each read once and then followed. Threads may share it."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Journals:
             return reader
 
 
-def sight_of(store: Store, job: JobRecord, journals: Journals, now: datetime) -> JobSight:
+def sight_of(store: Store, job: JobRecord, journals: JournalReaders, now: datetime) -> JobSight:
     """Everything that the page of a job shows; the job comes with its report."""
     return JobSight(
         job=billed(store, job),
@@ -71,6 +71,6 @@ def _is_resumable(store: Store, job: JobRecord) -> bool:
     return submission is None or not submission.is_open
 
 
-def lines_of(store: Store, jobs: Sequence[JobRecord], now: datetime) -> list[JobLine]:
+def lines_of(store: Store, jobs: Sequence[JobRecord], now: datetime) -> list[JobListLine]:
     """The jobs of a list, with their progress and bills."""
     return [job_line(one, one.progress, alive=one.alive, now=now) for one in listed(store, jobs)]

@@ -31,7 +31,7 @@ PAGE_SIZE = 50
 
 
 @dataclass(frozen=True, slots=True)
-class JobLine:
+class JobListLine:
     """One job in the list.
 
     Attributes:
@@ -67,7 +67,7 @@ class WaitingLine:
 
 
 @dataclass(frozen=True, slots=True)
-class JobsPage:
+class JobListPage:
     """A page of the list.
 
     Attributes:
@@ -79,7 +79,7 @@ class JobsPage:
     """
 
     waiting: tuple[WaitingLine, ...]
-    lines: tuple[JobLine, ...]
+    lines: tuple[JobListLine, ...]
     running: int
     older: str
     filtered: bool
@@ -107,7 +107,7 @@ def progress_meter(job: JobRecord, progress: Progress | None, now: datetime) -> 
     return Meter(100.0 * share, f"{percent(share)} of about {duration(whole_s)}")
 
 
-def job_line(job: JobRecord, progress: Progress | None, *, alive: bool, now: datetime) -> JobLine:
+def job_line(job: JobRecord, progress: Progress | None, *, alive: bool, now: datetime) -> JobListLine:
     """One job in the list.
 
     Args:
@@ -123,7 +123,7 @@ def job_line(job: JobRecord, progress: Progress | None, *, alive: bool, now: dat
         value, target = beside_target(progress.value, progress.target)
         metric = f"{clean(progress.metric)} {value}{f' (target {target})' if target else ''}"
     ended = job.ended_at or now
-    return JobLine(
+    return JobListLine(
         job=link_of(job),
         state=state_of(job, alive=alive),
         progress=progress_meter(job, progress, now) if alive else None,
@@ -152,7 +152,7 @@ def waiting_line(submission: Submission, now: datetime) -> WaitingLine:
 
 
 def jobs_page(
-    lines: Sequence[JobLine],
+    lines: Sequence[JobListLine],
     waiting: Sequence[WaitingLine],
     *,
     more: bool,
@@ -161,9 +161,9 @@ def jobs_page(
     name: str,
     store: str,
     now: datetime,
-) -> JobsPage:
+) -> JobListPage:
     """The page of these jobs; `older` is the query of the next page, if there are `more`."""
-    return JobsPage(
+    return JobListPage(
         waiting=tuple(waiting),
         lines=tuple(lines),
         running=sum(line.state.live for line in lines),

@@ -28,7 +28,7 @@ from scavenger.presentation.formatting import (
 )
 from scavenger.presentation.picture import FINISHED
 from scavenger.presentation.total import total_words
-from scavenger.server.dashboard.job_list import JobLine, job_line
+from scavenger.server.dashboard.job_list import JobListLine, job_line
 from scavenger.server.dashboard.words import Fact, JobLink, Moment, State, left_fact, link_of, moment
 from scavenger.store.records import EventRecord, JobRecord, OperationRecord, ProcessRecord
 
@@ -143,7 +143,7 @@ class JobPage:
         traceback: Lines of the user's code where it failed, with files as named from the job file; empty otherwise.
     """
 
-    line: JobLine
+    line: JobListLine
     facts: tuple[Fact, ...]
     total: str
     to_submit: str

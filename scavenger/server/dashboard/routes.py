@@ -30,8 +30,8 @@ from scavenger.server.dashboard.answers import Form, PageRoute, json_answer, pag
 from scavenger.server.dashboard.budgets import BudgetsPage, budgets_page
 from scavenger.server.dashboard.confirming import cancellation_of, confirmation_of, operation_of, renewal_of
 from scavenger.server.dashboard.figures import errors_figure, job_figures
-from scavenger.server.dashboard.gather import Journals, lines_of, sight_of
-from scavenger.server.dashboard.job_list import PAGE_SIZE, JobsPage, jobs_page, waiting_line
+from scavenger.server.dashboard.gather import JournalReaders, lines_of, sight_of
+from scavenger.server.dashboard.job_list import PAGE_SIZE, JobListPage, jobs_page, waiting_line
 from scavenger.server.dashboard.job_page import JobSight, job_page, job_tables
 from scavenger.server.dashboard.other_pages import models_page
 from scavenger.server.dashboard.pages import asset
@@ -79,7 +79,7 @@ def _may(caller: Caller) -> dict[str, bool]:
     return {"may_write": caller.user.role == "admin", "may_submit": caller.user.changes_jobs}
 
 
-def _jobs_page(context: Context, user: str | None, state: str, name: str, cursor: str) -> JobsPage:
+def _jobs_page(context: Context, user: str | None, state: str, name: str, cursor: str) -> JobListPage:
     store, now = context.store, datetime.now(UTC)
     states = (state,) if state in STATES else ()
     found = store.jobs(
@@ -152,8 +152,8 @@ def figures(request: Request, context: ContextOf, caller: CallerOf, job: str) ->
 
 
 @cache
-def _journals() -> Journals:
-    return Journals()
+def _journals() -> JournalReaders:
+    return JournalReaders()
 
 
 def _sight(context: Context, job_id: str) -> JobSight:

@@ -46,7 +46,7 @@ class Norms:
     finite: bool
 
 
-class Span(NamedTuple):
+class ElementSpan(NamedTuple):
     """Elements of one tensor that are computed at a time, as a flat array.
 
     Attributes:
@@ -88,12 +88,12 @@ class Span(NamedTuple):
         return places, gradient.values[found].reshape(-1, self.width)
 
 
-def spans(number: int, tensor: TensorSpec) -> Iterator[Span]:
+def spans(number: int, tensor: TensorSpec) -> Iterator[ElementSpan]:
     """Cut a tensor into ranges as long as can be, which is the quickest way if its gradients are dense."""
     return _cut(number, tensor, _longest(tensor))
 
 
-def spans_of_rows(number: int, tensor: TensorSpec, rows: Array | None) -> Iterator[Span]:
+def spans_of_rows(number: int, tensor: TensorSpec, rows: Array | None) -> Iterator[ElementSpan]:
     """Cut a tensor, or some rows of it, into spans of whole rows, as sparse gradients need; see `has_short_rows`."""
     width = row_size(tensor)
     count = _longest(tensor) // width
@@ -102,7 +102,7 @@ def spans_of_rows(number: int, tensor: TensorSpec, rows: Array | None) -> Iterat
         return
     for at in range(0, len(rows), count):
         some = rows[at : at + count]
-        yield Span(number, slice(0, len(some) * width), width, some)
+        yield ElementSpan(number, slice(0, len(some) * width), width, some)
 
 
 def has_short_rows(tensor: TensorSpec) -> bool:
@@ -114,10 +114,10 @@ def _longest(tensor: TensorSpec) -> int:
     return SPAN_BYTES // np.dtype(tensor.dtype).itemsize
 
 
-def _cut(number: int, tensor: TensorSpec, longest: int, width: int = 0) -> Iterator[Span]:
+def _cut(number: int, tensor: TensorSpec, longest: int, width: int = 0) -> Iterator[ElementSpan]:
     size = math.prod(tensor.shape)
     for at in range(0, size, longest):
-        yield Span(number, slice(at, min(at + longest, size)), width)
+        yield ElementSpan(number, slice(at, min(at + longest, size)), width)
 
 
 def touched(gradients: Sequence[Gradient]) -> Array | None:
@@ -152,7 +152,7 @@ class Mean:
         ValueError: If no contribution has samples.
     """
 
-    def __init__(self, spans: Sequence[Span], contributions: Sequence[Contribution]) -> None:
+    def __init__(self, spans: Sequence[ElementSpan], contributions: Sequence[Contribution]) -> None:
         total = sum(samples for samples, _ in contributions)
         if not total:
             raise ValueError("no contribution has samples")

@@ -22,9 +22,9 @@ from scavenger.train.aggregation.kernels import Array, read_rule
 from scavenger.train.aggregation.mean_gradient import (
     SPAN_BYTES,
     Contribution,
+    ElementSpan,
     Mean,
     Norms,
-    Span,
     has_short_rows,
     spans,
     spans_of_rows,
@@ -260,9 +260,11 @@ class Update:
             if samples > 0
         ]
 
-    def _plan(self, contributions: list[Contribution], differing: Differing) -> tuple[list[Span], Differing]:
+    def _plan(
+        self, contributions: list[Contribution], differing: Differing
+    ) -> tuple[list[ElementSpan], Differing]:
         """Return the spans to visit, and how the old and the new state will differ."""
-        parts: list[Span] = []
+        parts: list[ElementSpan] = []
         changed: Differing = []
         for number, (tensor, dtype) in enumerate(zip(self._tensors, self._types, strict=True)):
             gradients = [gradients[number] for _, gradients in contributions]
@@ -288,7 +290,7 @@ class Update:
         step: int,
         schedule_step: int,
         lr_scale: float,
-    ) -> Callable[[Span, Array, Array], None]:
+    ) -> Callable[[ElementSpan, Array, Array], None]:
         count = len(self._rule.slots)
         weights = [array.reshape(-1) for array in before.weights]
         old = [array.reshape(-1) for array in before.slots]
@@ -299,7 +301,7 @@ class Update:
             rate = np.float32(float(self._learning_rate(schedule_step)) * lr_scale)
             kernels = {dtype: self._rule.kernel(dtype, rate, step) for dtype in set(self._types)}
 
-        def update(span: Span, g: Array, t: Array) -> None:
+        def update(span: ElementSpan, g: Array, t: Array) -> None:
             weight, target = weights[span.tensor], means[span.tensor]
             mine = slice(span.tensor * count, (span.tensor + 1) * count)
             kernel, at = kernels[self._types[span.tensor]], span.elements
@@ -318,7 +320,7 @@ class Update:
     def _clips_by_norm(self) -> bool:
         return (self._rule.clipnorm or self._rule.global_clipnorm or 0.0) > 0.0
 
-    def _clip_factors(self, parts: Sequence[Span], squares: Array) -> Array:
+    def _clip_factors(self, parts: Sequence[ElementSpan], squares: Array) -> Array:
         """Return the clipping factor of each tensor's mean gradient, from its own norm or the global norm."""
         limit = self._rule.clipnorm or self._rule.global_clipnorm or 0.0
         owners = np.array([span.tensor for span in parts], dtype=np.intp)
@@ -327,7 +329,7 @@ class Update:
             by_tensor[:] = by_tensor.sum()
         return limit / np.maximum(np.sqrt(by_tensor), limit)
 
-    def _for_each(self, parts: Sequence[Span], task: Callable[[int, Array, Array], None]) -> None:
+    def _for_each(self, parts: Sequence[ElementSpan], task: Callable[[int, Array, Array], None]) -> None:
         """Call `task(index, g, t)` for every span, with scratch space for two arrays of the span's size and type."""
         left = iter(range(len(parts)))  # the interpreter lock makes taking the next item atomic
 

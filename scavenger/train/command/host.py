@@ -57,7 +57,7 @@ _SUBREAPER = 36
 log = logging.getLogger(__name__)
 
 
-class Host:
+class CommandHost:
     """Runs the command's process on one worker.
 
     Args:
@@ -297,7 +297,7 @@ def serve(context: zmq.Context[Any], config: ProcessConfiguration, socket: Deale
     arrived = cm.HostReady(1, checkpoints, config.threads)
     with tempfile.TemporaryDirectory(prefix="command-") as folder:
         carrier = Carrier(lambda message: socket.socket.send(cm.encode(message)))
-        host = Host(socket, job_dir, Path(folder), carrier, arrived)
+        host = CommandHost(socket, job_dir, Path(folder), carrier, arrived)
         heartbeat = Heartbeat(context, config, host.status)
         heartbeat.start()
         try:

@@ -2,8 +2,8 @@
 
 Importing TensorFlow takes seconds of a processor and hundreds of megabytes; a fork takes milliseconds and shares that
 memory. The module is imported before the first fork. The socket `FD` brings requests (`Fork`, `Reap`) and takes replies
-(`Ready`, `Forked`, `Ended`), one a packet; this process ends with it. Forking is safe as long as there is a single
-thread, so a module that starts one is refused (`Ready.threads`).
+(`ModuleReady`, `Forked`, `Ended`), one a packet; this process ends with it. Forking is safe as long as there is a
+single thread, so a module that starts one is refused (`ModuleReady.threads`).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Reap(msgspec.Struct, frozen=True, tag=True):
     pid: int
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class ModuleReady(msgspec.Struct, frozen=True, tag=True):
     """The module is imported. Processes can be forked if there is one thread alone, but for those that allow it."""
 
     threads: int
@@ -96,7 +96,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 Request = Fork | Reap | StandBy
-Reply = Ready | Forked | Ended
+Reply = ModuleReady | Forked | Ended
 
 _requests = msgspec.json.Decoder(Request)
 _replies = msgspec.json.Decoder(Reply)
@@ -389,7 +389,7 @@ def main() -> int:
     warm_up: Callable[[], None] = getattr(imported, "warm_up", lambda: None)
     gc.collect()
     gc.freeze()  # collections in the forked processes leave the shared pages alone
-    control.send(msgspec.json.encode(Ready(_threads())))
+    control.send(msgspec.json.encode(ModuleReady(_threads())))
     if _Server(control, warm_up).run() is None:
         return 0
     return _end(run())

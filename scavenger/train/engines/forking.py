@@ -285,7 +285,7 @@ class ForkServer(ProcessServer):
             self._control.send(msgspec.json.encode(protocol.StandBy(count, dict(env), threads)))
 
     def _take(self, reply: protocol.Reply) -> None:
-        if not isinstance(reply, protocol.Ready):
+        if not isinstance(reply, protocol.ModuleReady):
             super()._take(reply)
             return
         self.ready = reply.threads == 1

@@ -20,7 +20,7 @@ from scavenger.train.transport import messages as m
 _ASK_AGAIN_S = 1.0
 
 
-class Ending:
+class EndOfTraining:
     """Ends the training of one job.
 
     Args:

@@ -13,7 +13,7 @@ from scavenger.train.failure import error_of
 from scavenger.train.names import HEARTBEAT_SUFFIX
 from scavenger.train.supervisor.bucket_moves import Migrations
 from scavenger.train.supervisor.callbacks import CallbackRequests
-from scavenger.train.supervisor.ending import Ending
+from scavenger.train.supervisor.ending import EndOfTraining
 from scavenger.train.supervisor.events import Event, Leaving, Started
 from scavenger.train.supervisor.process_registry import ProcessRegistry
 from scavenger.train.supervisor.processes import Processes
@@ -41,7 +41,7 @@ class Handlers:
     recoveries: Recoveries
     migrations: Migrations
     callbacks: CallbackRequests
-    ending: Ending
+    ending: EndOfTraining
     watch: Watch
 
 

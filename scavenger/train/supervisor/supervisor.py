@@ -21,7 +21,7 @@ from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.names import aggregator_name
 from scavenger.train.supervisor.bucket_moves import Migrations
 from scavenger.train.supervisor.callbacks import CallbackRequests
-from scavenger.train.supervisor.ending import Ending
+from scavenger.train.supervisor.ending import EndOfTraining
 from scavenger.train.supervisor.events import Event, RolledBack, Warned
 from scavenger.train.supervisor.face import JobSupervisor
 from scavenger.train.supervisor.incoming import Handlers, Incoming
@@ -88,7 +88,7 @@ class Supervisor(JobSupervisor):
             receive=lambda: self._incoming.receive(),
             clock=clock,
         )
-        self._ending = Ending(
+        self._ending = EndOfTraining(
             processes, self._registry, aggregators=aggregators, turn=self._turn, clock=clock
         )
         self._callbacks = CallbackRequests(

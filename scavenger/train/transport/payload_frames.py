@@ -40,7 +40,7 @@ FRAME_BYTES_MAX = _SIZES.size + HEADER_BYTES_MAX + RECORD_BYTES + 2 * _TAG_BYTES
 """Most bytes that are written, or have to be read, at once."""
 
 
-class Frame(NamedTuple):
+class PayloadFrame(NamedTuple):
     """A frame that has arrived. The payload is None, or the whole of a buffer's part."""
 
     header: bytes
@@ -145,7 +145,7 @@ class FrameReader:
         self._payload: memoryview | None = None
         self._at = 0
 
-    def feed(self, data: memoryview) -> Frame | None:
+    def feed(self, data: memoryview) -> PayloadFrame | None:
         """Take the next `needed` bytes; returns the frame if it is complete with them.
 
         Raises:
@@ -168,7 +168,7 @@ class FrameReader:
             raise MessageError(f"a frame of {header} and {payload} bytes")
         self._sizes, self.needed = sizes, header + _TAG_BYTES
 
-    def _open_header(self, data: memoryview, sizes: bytes) -> Frame | None:
+    def _open_header(self, data: memoryview, sizes: bytes) -> PayloadFrame | None:
         header = bytearray(len(data) - _TAG_BYTES)
         self._open(data, sizes, header)
         self._header = bytes(header)
@@ -176,13 +176,13 @@ class FrameReader:
         self._payload, self._at = (self._memory(size) if size else None), 0
         return self._next()
 
-    def _next(self) -> Frame | None:
+    def _next(self) -> PayloadFrame | None:
         left = 0 if self._payload is None else len(self._payload) - self._at
         if left:
             self.needed = min(RECORD_BYTES, left) + _TAG_BYTES
             return None
         assert self._header is not None
-        frame = Frame(self._header, self._payload)
+        frame = PayloadFrame(self._header, self._payload)
         self._sizes = self._header = self._payload = None
         self.needed = _SIZES.size
         return frame

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from scavenger.errors import MessageError
 from scavenger.train.transport.messages import Message, decode
 from scavenger.train.transport.payload_buffers import Buffers
-from scavenger.train.transport.payload_frames import FRAME_BYTES_MAX, Frame, FrameReader, FrameWriter
+from scavenger.train.transport.payload_frames import FRAME_BYTES_MAX, FrameReader, FrameWriter, PayloadFrame
 
 _WAITING_BYTES_MAX = 64 << 20
 """Payloads that have arrived and were not taken; beyond that nothing is read, and senders have to wait."""
@@ -149,7 +149,7 @@ class PayloadLoop:
         """Make the descriptor readable."""
         self._ready.set()
 
-    def arrived(self, peer: Hashable, frame: Frame) -> None:
+    def arrived(self, peer: Hashable, frame: PayloadFrame) -> None:
         """Hand over a frame."""
         try:
             message = decode(frame.header)
@@ -203,7 +203,7 @@ class StreamConnection:
         *,
         send_key: bytes,
         receive_key: bytes,
-        received: Callable[[Frame], None],
+        received: Callable[[PayloadFrame], None],
         ended: Callable[[], None],
     ) -> None:
         self._loop, self._link = loop, link

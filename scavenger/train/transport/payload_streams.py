@@ -30,7 +30,12 @@ from scavenger.train.transport.messages.data import (
     GradientBucket,
 )
 from scavenger.train.transport.messages.values import PayloadOffer
-from scavenger.train.transport.payload_frames import HEADER_BYTES_MAX, KEY_BYTES, PAYLOAD_BYTES_MAX, Frame
+from scavenger.train.transport.payload_frames import (
+    HEADER_BYTES_MAX,
+    KEY_BYTES,
+    PAYLOAD_BYTES_MAX,
+    PayloadFrame,
+)
 from scavenger.train.transport.payload_loop import Outgoing, PayloadLoop, StreamConnection
 
 _TICKET_BYTES = 16
@@ -195,7 +200,7 @@ class PayloadServer:
         self._streams[peer] = stream
         return peer
 
-    def arrived(self, peer: str, frame: Frame) -> None:
+    def arrived(self, peer: str, frame: PayloadFrame) -> None:
         """Hand over a frame of a stream."""
         self._loop.arrived(peer, frame)
 
@@ -264,7 +269,7 @@ class _Guest:
             ended=self._ended,
         )
 
-    def _received(self, frame: Frame) -> None:
+    def _received(self, frame: PayloadFrame) -> None:
         assert self._stream is not None
         if self._peer is not None:
             self._server.arrived(self._peer, frame)
@@ -396,7 +401,7 @@ class PayloadClient:
         if key[0] != self._round:
             self._close_outdated()
 
-    def _received(self, key: _Key, frame: Frame) -> None:
+    def _received(self, key: _Key, frame: PayloadFrame) -> None:
         self._failures.pop(key, None)
         self._loop.arrived(key, frame)
 

@@ -15,7 +15,7 @@ from scavenger.errors import NotSupportedError, TrainingCodeError
 from scavenger.sdk.job import KerasJob
 from scavenger.train.user_module import enter
 from scavenger.train.worker.program import Program
-from scavenger.train.worker.script import Fit, run_to_fit
+from scavenger.train.worker.script import ScriptFit, run_to_fit
 
 
 def load_program(
@@ -70,7 +70,7 @@ def load_program(
     return Program(job, job_dir, schedule_batch=schedule_batch)
 
 
-def load_fit(script: Script, job_dir: str, seed: int) -> Fit:
+def load_fit(script: Script, job_dir: str, seed: int) -> ScriptFit:
     """The first `fit` of a script, which is run as far as that with the generators seeded.
 
     Raises:

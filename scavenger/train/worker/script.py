@@ -48,7 +48,7 @@ _main_before: list[types.ModuleType | None] = []  # it still runs, so its names 
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class ScriptFit:
     """The first call of `fit` in a script.
 
     Attributes:
@@ -98,7 +98,7 @@ class _Calls:
         raise _Reached
 
 
-def run_to_fit(script: Script, job_dir: str) -> Fit:
+def run_to_fit(script: Script, job_dir: str) -> ScriptFit:
     """Run a script as `python SCRIPT ARGUMENTS` would, as far as its first call of `fit`.
 
     Args:
@@ -209,7 +209,7 @@ def _place(file: str, line: int, folder: str) -> str:
 # ---- the call as a job -------------------------------------------------------------------------------------
 
 
-def _taken(place: str, model: Any, given: Mapping[str, Any], job_dir: str) -> Fit:
+def _taken(place: str, model: Any, given: Mapping[str, Any], job_dir: str) -> ScriptFit:
     with _told_at(place, job_dir):
         if not isinstance(given["epochs"], int) or given["epochs"] < 1:
             raise NotSupportedError(f"fit(epochs={given['epochs']!r}): a job trains at least one epoch")
@@ -235,7 +235,7 @@ def _taken(place: str, model: Any, given: Mapping[str, Any], job_dir: str) -> Fi
             validation_freq=given["validation_freq"],
             validation_steps=validation_steps,
         )
-    return Fit(place, job, given["epochs"], data.batch_size, data.notes, job_dir)
+    return ScriptFit(place, job, given["epochs"], data.batch_size, data.notes, job_dir)
 
 
 @dataclass(frozen=True, slots=True)

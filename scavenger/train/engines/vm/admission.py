@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.agent_socket import AgentSocket
-from scavenger.train.engines.vm.values import AgentSession, Candidate, MisbehavedError, one_time_keys
+from scavenger.train.engines.vm.values import AgentSession, JoiningAgent, MisbehavedError, one_time_keys
 from scavenger.version import __version__
 
 
@@ -46,14 +46,14 @@ class Admission:
                 "user data, or its agent was started again"
             )
         if not link.key:
-            candidate = Candidate(intent, request.public_key, request.identity)
+            candidate = JoiningAgent(intent, request.public_key, request.identity)
             if self._verified:
                 link.candidate = candidate
                 return None
             self.accept(session, candidate)
         return m.Admitted()
 
-    def accept(self, session: AgentSession, candidate: Candidate) -> None:
+    def accept(self, session: AgentSession, candidate: JoiningAgent) -> None:
         """Admit an agent under the key that it has generated."""
         session.link.key, session.link.candidate = candidate.public_key, None
         self._socket.admit(f"vm.{candidate.intent}", candidate.public_key)

@@ -35,8 +35,8 @@ from scavenger.train.engines.vm.values import (
     AgentSpec,
     AgentStatus,
     Alarms,
-    Candidate,
     Gone,
+    JoiningAgent,
     MachineSize,
     MisbehavedError,
     ProcessEvent,
@@ -185,20 +185,20 @@ class AgentServer:
                 self._admission.expect(intent)
         return one_time_keys(self.boot_key, intent)[1]
 
-    def candidates(self) -> tuple[Candidate, ...]:
+    def candidates(self) -> tuple[JoiningAgent, ...]:
         """Return the agents that wait for `accept` or `refuse`."""
         with self._lock:
             waiting = (session.link.candidate for session in self._sessions.values())
             return tuple(candidate for candidate in waiting if candidate is not None)
 
-    def accept(self, candidate: Candidate) -> None:
+    def accept(self, candidate: JoiningAgent) -> None:
         """Admit an agent, whose VM's identity has been verified."""
         with self._lock:
             session = self._sessions.get(candidate.intent)
             if session is not None and session.link.candidate == candidate:
                 self._admission.accept(session, candidate)
 
-    def refuse(self, candidate: Candidate, why: str) -> None:
+    def refuse(self, candidate: JoiningAgent, why: str) -> None:
         """Shut out the VM for which an agent without a valid proof of identity has asked to join.
 
         Args:

@@ -127,7 +127,7 @@ class AgentLink:
     """
 
     key: str = ""
-    candidate: Candidate | None = None
+    candidate: JoiningAgent | None = None
     address: str = ""
     route: bytes = b""
     heard_at: float = float("-inf")
@@ -137,7 +137,7 @@ class AgentLink:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class JoiningAgent:
     """An agent that asks to be admitted as that of a VM, with the VM's one-time key.
 
     Attributes:
