@@ -15,12 +15,12 @@ References:
 from __future__ import annotations
 
 import logging
-import statistics
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from scavenger.domain.report import EpochEnded, Event, Observer, StepDone
 from scavenger.errors import ConfigurationError, LimitReachedError, ScavengerError
+from scavenger.integrations.trials import usual_cost_usd
 
 if TYPE_CHECKING:
     import optuna
