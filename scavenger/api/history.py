@@ -120,7 +120,7 @@ def _past(at: Local, one: Submission, first: datetime) -> PastJob | None:
         slot_s = job.chosen.workers * lasts_s
     if lasts_s <= 0.0 or slot_s <= 0.0:
         return None
-    curve, sizes, slots = curve_of(job.report), sizes_by_file(one.job.spec), max(1, round(slot_s / lasts_s))
+    curve, sizes, slots = curve_of(job.report), sizes_by_file(one.job, None), max(1, round(slot_s / lasts_s))
     return PastJob(
         user=one.job.user,
         priority=one.job.priority,

@@ -362,7 +362,7 @@ def shared(
         name=pool.pool.name,
         policy=pool.pool.policy,
         slots=pool.pool.slots,
-        free=pool.pool.slots - int(seen.held.sum()),
+        free=max(0, seen.slots - int(seen.held.sum())),
         whole=pool.pool.whole,
         usd_per_slot_hour=pool.usd_per_slot_hour,
         number=0 if pool.allotment is None else pool.allotment.number,

@@ -47,15 +47,38 @@ class UserPart:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolVms:
+    """VMs that are rented for the jobs of a pool, each one slot.
+
+    Attributes:
+        infra: Where, such as `gcp/us-central1`.
+        vm: Their type.
+        spot: Whether workers have spot VMs.
+        usd_per_hour: Price of one, with its disk and address.
+        budget_usd: What all of them may cost in a calendar month, in UTC; None for no limit.
+        job_usd_per_hour: What it is worth that a job ends an hour sooner; None for what the slots that it asked for
+            cost in it.
+    """
+
+    infra: str
+    vm: str
+    spot: bool
+    usd_per_hour: float
+    budget_usd: float | None = None
+    job_usd_per_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Pool:
     """What a pool is.
 
     Attributes:
-        slots: Workers that all its jobs may have together.
+        slots: Workers that all its jobs may have together; VMs, where these are rented.
         policy: See `scavenger.scheduler.jobs.policy_table`.
         users: Parts of those who have others than `UserPart()`.
         starved_s: A wait after which a job goes before all others; None for never.
         whole: Whether each job has all of it, with as many workers as it chooses, and none is stopped for another.
+        vms: What is rented for its jobs; None for slots of this machine.
     """
 
     name: str
@@ -64,6 +87,7 @@ class Pool:
     users: Mapping[str, UserPart] = field(default_factory=dict)
     starved_s: float | None = None
     whole: bool = False
+    vms: PoolVms | None = None
 
 
 def differing(mine: Mapping[str, Pool], theirs: Mapping[str, Pool]) -> str:
@@ -77,7 +101,7 @@ def differing(mine: Mapping[str, Pool], theirs: Mapping[str, Pool]) -> str:
             return f"pool {name} is {'there alone' if one is None else 'not there'}"
         if one.whole and other.whole:
             continue
-        for field_name in ("whole", "slots", "policy", "users", "starved_s"):
+        for field_name in ("whole", "slots", "policy", "users", "starved_s", "vms"):
             here, there = getattr(one, field_name), getattr(other, field_name)
             if here != there:
                 shown = (f"{value:g} s" if isinstance(value, float) else value for value in (here, there))
@@ -118,8 +142,8 @@ class JobStanding:
 
     Attributes:
         token: Of the runner's lease: what an earlier runner wrote says nothing of the processes of this one.
-        held: Worker processes that are there: they train, start or end. For a moment there are more than workers,
-            while one that was lost is ended and replaced.
+        held: Worker processes that are there: they train, start or end; or rented VMs for them, if these are more. For
+            a moment there are more than workers, while one that was lost is ended and replaced.
         obeyed: Number of the last allotment that it has answered, whether it could do as told or not.
         refusing: Why its share cannot change now; empty if it can.
         attained_slot_s: Slot-seconds that it has had, by all its runners.

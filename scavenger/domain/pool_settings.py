@@ -1,14 +1,15 @@
-"""The pools of this machine: tables `[pool.NAME]` of the settings file, or of a file for `scavenger serve --pool`."""
+"""The pools of a server: tables `[pool.NAME]` of the settings file, or of a file for `scavenger serve --pool`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import Annotated, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
-from scavenger.domain.forms import Duration, FrozenModel
-from scavenger.domain.pool import MACHINE, PolicyName, Pool, UserPart
+from scavenger.domain.forms import Duration, FrozenModel, Money, VmName, fault
+from scavenger.domain.pool import MACHINE, PolicyName, Pool, PoolVms, UserPart
+from scavenger.errors import ConfigurationError
 
 PoolName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
 
@@ -21,7 +22,7 @@ class UserPartSettings(FrozenModel):
 
 
 class PoolSettings(FrozenModel):
-    """A pool of slots on this machine."""
+    """A pool of slots on this machine, or of VMs that are rented for its jobs."""
 
     slots: int | None = Field(
         default=None, ge=1, le=100_000, description="Workers at once; else one for each processor."
@@ -31,9 +32,39 @@ class PoolSettings(FrozenModel):
     starved: Duration = Field(
         default=3600.0, description="A job that has waited for so long goes before all others."
     )
+    infra: Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,40}/[a-z0-9-]{1,60}$")] | None = Field(
+        default=None, description="Cloud and region whose VMs are rented for its jobs, each one slot."
+    )
+    vm: VmName | None = Field(default=None, description="With infra: their type.")
+    spot: bool = Field(default=False, description="With infra: whether workers have spot VMs.")
+    max: int | None = Field(default=None, ge=1, le=100_000, description="With infra: VMs at most.")
+    budget: Money | None = Field(
+        default=None, description="With infra: most that its VMs may cost in a calendar month (UTC)."
+    )
+    hour: Money | None = Field(
+        default=None,
+        description="With infra: what it is worth that a job ends an hour sooner; else what it asked for, in an hour.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.infra is None:
+            given = [
+                name for name in ("vm", "spot", "max", "budget", "hour") if name in self.model_fields_set
+            ]
+            if given:
+                raise fault("is for VMs that are rented, and needs infra, such as gcp/us-central1", given[0])
+            return self
+        if self.vm is None or self.max is None:
+            raise fault(f"must be given, for VMs of {self.infra}", "max" if self.vm else "vm")
+        if self.slots is not None:
+            raise fault("is for this machine; of rented VMs, say max", "slots")
+        return self
 
 
-def pools_of(settings: Mapping[str, PoolSettings], processors: int) -> dict[str, Pool]:
+def pools_of(
+    settings: Mapping[str, PoolSettings], processors: int, price: Callable[[str, str, bool], float]
+) -> dict[str, Pool]:
     """The pools of a server: those that are named, and that of jobs with `infra: local`.
 
     Without settings of its own, a job has the latter as a whole, so that none disturbs another's measurements.
@@ -41,14 +72,32 @@ def pools_of(settings: Mapping[str, PoolSettings], processors: int) -> dict[str,
     Args:
         settings: Of the pools, by name.
         processors: Of this machine.
+        price: US dollars per hour of a VM in a region, by its type, and whether it is a spot VM.
+
+    Raises:
+        ConfigurationError: Of VMs that are to be rented no price is known.
     """
+
+    def slots(one: PoolSettings) -> int:
+        return one.max or one.slots or processors
+
+    def vms(name: str, one: PoolSettings) -> PoolVms | None:
+        if one.infra is None or one.vm is None:
+            return None
+        try:
+            usd_per_hour = price(one.infra, one.vm, one.spot)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"pool.{name}: {error}") from error
+        return PoolVms(one.infra, one.vm, one.spot, usd_per_hour, one.budget, one.hour)
+
     named = {
         name: Pool(
             name,
-            processors if one.slots is None else one.slots,
+            slots(one),
             one.policy,
             {user: UserPart(part.share, part.most) for user, part in one.users.items()},
             one.starved,
+            vms=vms(name, one),
         )
         for name, one in settings.items()
     }

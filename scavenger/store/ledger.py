@@ -89,6 +89,14 @@ class LedgerPart(Part):
         with self._database.reading() as session:
             return _totals(session, [job_id]).get(job_id, 0.0)
 
+    def spent_by(self, job_ids: Collection[str], since: datetime) -> float:
+        """What these jobs have cost together from the month of `since` on."""
+        query = select(func.coalesce(func.sum(LedgerRow.usd), 0.0)).where(
+            LedgerRow.month >= _month(since), LedgerRow.job_id.in_(job_ids)
+        )
+        with self._database.reading() as session:
+            return float(session.scalar(query) or 0.0)
+
     def spending(self, since: datetime) -> Spending:
         """What jobs have cost from the month of `since` on, and what those that run may cost besides."""
         with self._database.reading() as session:

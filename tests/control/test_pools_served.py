@@ -15,7 +15,7 @@ import pytest
 from scavenger.control.service.pools import DECIDE_S, Pools, PoolsDecided
 from scavenger.domain.intent import Fence
 from scavenger.domain.operation import TakeShare
-from scavenger.domain.pool import JobStanding, Pool, PoolShare
+from scavenger.domain.pool import JobStanding, Pool, PoolShare, PoolVms
 from scavenger.domain.submission import NewSubmission, Submission, runner_lease
 from scavenger.store import Store
 from scavenger.store.records import OperationRecord
@@ -210,3 +210,21 @@ def test_a_growth_that_comes_to_nothing_gives_its_slots_back_and_the_job_keeps_i
     third = world.submit("third", least=2, most=2)
     assert world.decide().begin == {third.id}
     assert (world.share(first.id).told, world.share(first.id).counts) == (2, 2)
+
+
+def test_jobs_of_a_pool_wait_when_its_budget_of_the_month_is_used_up(tmp_path: Path) -> None:
+    vms = PoolVms("gcp/us-central1", "n1-standard-8", False, 1.0, budget_usd=10.0, job_usd_per_hour=50.0)
+    with Store.open(f"sqlite:///{tmp_path}/scavenger.db") as store:
+        world = World(store, replace(POOL, vms=vms))
+        first = world.submit("first")
+        assert world.decide().begin == {first.id}
+        world.decide()
+        store.note(first.id, "vms", 9.9, 9.9)
+        world.decide()
+        assert world.asked(first.id).operation.slots == 0  # type: ignore[union-attr]
+
+        world.serve()  # another server knows it, too
+        second = world.submit("second")
+        found = world.decide()
+        assert found.begin == frozenset()
+        assert "what is left of its budget of this month pays for 0 VMs" in found.waiting[second.id]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from math import inf
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from scavenger.domain.pool import (
     Pool,
     PoolAllotment,
     PoolShare,
+    PoolVms,
     RatePoint,
     UserPart,
     WorkLeft,
@@ -26,8 +28,18 @@ from scavenger.scheduler.jobs.allotting import Rules
 from scavenger.scheduler.jobs.moving import Wanted, moves, next_allotment
 from scavenger.scheduler.jobs.policies import Even
 from scavenger.scheduler.jobs.policy_table import POLICIES
-from scavenger.scheduler.jobs.seeing import Group, PoolJob, Sizes, decided, exponent_of, rates_of, sizes_in
+from scavenger.scheduler.jobs.seeing import (
+    Group,
+    Means,
+    PoolJob,
+    Sizes,
+    decided,
+    exponent_of,
+    rates_of,
+    sizes_in,
+)
 
+RENTED = tuple(PoolVms("gcp/us-central1", "n1-standard-8", False, 1.0, None, usd) for usd in (None, 100.0))
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -57,6 +69,7 @@ class World:
     last: PoolAllotment | None = None
     jobs: list[Job] = field(default_factory=list)
     arrived: int = 0
+    means: Means = field(default_factory=Means)
 
     def arrive(self) -> None:
         least = self.chance.randint(1, 3)
@@ -68,7 +81,12 @@ class World:
                 self.chance.choice(("ann", "bob")),
                 self.chance.choice((0, 0, 0, 5)),
                 self.arrived,
-                Sizes(least, self.chance.randint(least, most), most),
+                Sizes(
+                    least,
+                    self.chance.randint(least, most),
+                    most,
+                    0 if self.pool.vms is None else self.chance.randint(0, 1),
+                ),
                 group=self.chance.choice((None, Group("rates", 4))),
             )
         )
@@ -95,8 +113,13 @@ class World:
         """One decision, recorded and acted on; returns the number of moves."""
         jobs = self.seen()
         number = 1 if self.last is None else self.last.number + 1
-        wanted = {job_id: Wanted(count) for job_id, count in decided(self.pool, jobs).slots.items()}
-        shares, done = moves(self.pool, jobs, wanted, number, NOW)
+        decision = decided(self.pool, jobs, number - 1, means=self.means)
+        wanted = {job_id: Wanted(count) for job_id, count in decision.slots.items()}
+        payable = decision.seen.slots
+        shares, done = moves(self.pool, jobs, wanted, number, NOW, slots=payable)
+        if any(move.kind in ("begin", "grow") for move in done):
+            apart = {job.id: job.sizes.apart for job in jobs}
+            assert sum(share.counts + apart[id] for id, share in shares.items() if share.counts) <= payable
         following = next_allotment(self.last, self.pool, shares, done, {}, NOW)
         if following is not None:
             self.last = following
@@ -172,11 +195,15 @@ class World:
 
     def check(self) -> None:
         running = [one for one in self.jobs if not one.queued]
-        assert sum(one.workers for one in running) <= self.pool.slots
+
+        def used(jobs: list[Job]) -> int:
+            return sum(one.workers + one.sizes.apart for one in jobs if one.workers)
+
+        assert used(running) <= self.pool.slots
         for user in ("ann", "bob"):
             mine = [one for one in running if one.user == user]
-            assert sum(one.workers for one in mine) <= (self.pool.users.get(user, UserPart()).most or 99)
-            assert sum(one.workers for one in mine if one.group is not None) <= 4
+            assert used(mine) <= (self.pool.users.get(user, UserPart()).most or 99)
+            assert used([one for one in mine if one.group is not None]) <= 4
         assert (
             self.last is None or sum(share.counts for share in self.last.shares.values()) <= self.pool.slots
         )
@@ -188,12 +215,15 @@ class World:
     st.integers(1, 9),
     st.sampled_from(POLICY_NAMES),
     st.sampled_from(({}, {"ann": UserPart(2.0, 3)})),
+    st.sampled_from((None, *RENTED)),
 )
 def test_no_slot_has_two_owners_and_all_comes_to_rest(
-    seed: int, slots: int, policy: str, users: dict[str, UserPart]
+    seed: int, slots: int, policy: str, users: dict[str, UserPart], vms: PoolVms | None
 ) -> None:
-    world = World(Pool("gpu", slots, policy, users), random.Random(seed))
+    world = World(Pool("gpu", slots, policy, users, vms=vms), random.Random(seed))
     for _ in range(60):
+        if vms is not None:
+            world.means = Means(world.chance.choice((0.0, 1.0, inf)), world.chance.choice((0.0, 60.0)))
         world.event()
         world.check()
         world.decide()
@@ -212,6 +242,32 @@ def test_no_slot_has_two_owners_and_all_comes_to_rest(
     for job in world.jobs:
         share = world.last.shares[job.id]
         assert share.slots == share.told == share.counts == (0 if job.queued else job.workers)
+
+
+def test_of_rented_vms_as_many_are_allotted_as_can_be_paid() -> None:
+    pool = Pool("gpu", 16, "even", vms=RENTED[1])
+    jobs = [
+        PoolJob(f"{at}", "ann", 0, at, Sizes(1, 4, 4, 1), 1.0, None, None, queued=True) for at in range(4)
+    ]
+    start_s, ahead_usd = 300.0, 900.0 / 3600.0
+
+    assert decided(pool, jobs, means=Means(100.0, start_s)).slots == {f"{at}": 1 for at in range(4)}
+    # each has a VM for its aggregators besides
+    assert sum(decided(pool, jobs, means=Means(5.0 * ahead_usd, start_s)).slots.values()) == 2
+    assert sum(decided(pool, jobs, means=Means(1.9 * ahead_usd, start_s)).slots.values()) == 0
+    assert sum(decided(pool, jobs, means=Means(-1.0, start_s)).slots.values()) == 0
+
+
+def test_a_job_has_more_vms_only_if_it_goes_on_for_longer_than_they_take_to_start() -> None:
+    curve = tuple(RatePoint(slots, slots**0.7, True) for slots in range(1, 9))
+
+    def slots(left: float) -> int:
+        standing = JobStanding(1, "training", 1, 1, left=WorkLeft(left), curve=curve, change_s=5.0)
+        job = PoolJob("0", "ann", 0, 1, Sizes(1, 8, 8), 0.0, standing, PoolShare(1, 1, 1, 1), queued=False)
+        return decided(Pool("gpu", 16, "worth", vms=RENTED[1]), [job], means=Means(start_s=300.0)).slots["0"]
+
+    assert slots(200.0) == 1
+    assert slots(36_000.0) == 8
 
 
 def test_a_job_that_says_no_keeps_its_slots_and_nobody_is_promised_them() -> None:

@@ -346,7 +346,7 @@ class JobRun:
 
         def look() -> None:
             if self._seat is not None:
-                self._seat.look(workflow, operations, pausing=self.paused)
+                self._seat.look(workflow, operations, pausing=self.paused, vms=resources.worker_vms)
 
         trainer = self._trainer(supervisor, resources, recorder, journals, started_at, tick)
         upkeep = self._upkeep = Upkeep(

@@ -10,8 +10,9 @@ from dataclasses import replace
 from scavenger.control.jobs.workflow import JobWorkflow
 from scavenger.control.training.operations import NOT_YET, OperationHandler
 from scavenger.domain.configuration import Configuration
-from scavenger.domain.job import JobSpec
-from scavenger.domain.pool import JobStanding, PoolShare
+from scavenger.domain.infra import Infra
+from scavenger.domain.job import JobSpec, ResourcesSpec
+from scavenger.domain.pool import JobStanding, PoolShare, PoolVms
 from scavenger.policy.batch import batch_rule
 
 _CURVE_S = 5.0
@@ -24,6 +25,7 @@ class PoolSeat:
     Args:
         pool: What decides on its size, for users: `pool gpu`, or `study rates`.
         share: What the job was begun with.
+        vms: What is rented for it; None where it is this machine.
         token: Of the lease of its runner.
         attained_slot_s: What it had by its earlier runners.
         changed: Set when the standing says something else than a moment ago; None for an event of its own.
@@ -35,12 +37,13 @@ class PoolSeat:
         pool: str,
         share: PoolShare,
         *,
+        vms: PoolVms | None = None,
         token: int = 0,
         attained_slot_s: float = 0.0,
         changed: threading.Event | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.pool, self.share = pool, share
+        self.pool, self.share, self._vms = pool, share, vms
         self.changed = threading.Event() if changed is None else changed
         self._clock = clock
         self._began_at = self._counted_at = clock()
@@ -61,15 +64,23 @@ class PoolSeat:
         if not counts or len(job.worker_counts) == 1:
             counts = (told,)
         search = job.search.model_copy(update={"workers": counts})
+        place: dict[str, object] = {}
+        if (vms := self._vms) is not None:
+            place = {
+                "infra": Infra.parse(vms.infra),
+                "resources": ResourcesSpec(vm=vms.vm),
+                "spot": "always" if vms.spot else "never",
+            }
         elastic = job.elastic.model_copy(
             update={
                 "min": min(low, told),
                 "max": max(high, told),
                 "policy": "fixed",
                 "straggler": "none",
+                **({} if self._vms is None else {"aggregator_vms": 1}),
             }
         )
-        return job.model_copy(update={"search": search, "elastic": elastic})
+        return job.model_copy(update={"search": search, "elastic": elastic, **place})
 
     def fitted(self, chosen: Configuration, job: JobSpec) -> Configuration:
         """The configuration that an earlier run has chosen, with the workers of this share."""
@@ -81,14 +92,20 @@ class PoolSeat:
 
     # ---- how it stands -------------------------------------------------------------------------------------
 
-    def look(self, workflow: JobWorkflow, operations: OperationHandler, *, pausing: bool) -> None:
-        """Look how the job stands, about once a second, on the training thread."""
+    def look(
+        self, workflow: JobWorkflow, operations: OperationHandler, *, pausing: bool, vms: int = 0
+    ) -> None:
+        """Look how the job stands, about once a second, on the training thread.
+
+        Args:
+            vms: Rented VMs of its workers, those that end still among them.
+        """
         self._looked_at = self._clock()
         trainer, before = workflow.trainer, self._now
         if before.start_s is None and trainer.configuration is not None:
             before = replace(before, start_s=self._clock() - self._began_at)
         size = trainer.wanted
-        held = max(size, sum(trainer.supervisor.existing.values()))
+        held = max(size, vms, sum(trainer.supervisor.existing.values()))
         now = replace(before, held=held, size=size, obeyed=operations.obeyed, refusing=operations.refusing)
         if pausing:
             now = replace(now, state="pausing")

@@ -74,6 +74,11 @@ class Allocation:
         """Number of VMs being paid for, as of the last check; safe in signal handlers."""
         return 0
 
+    @property
+    def worker_vms(self) -> int:
+        """Those of them that are not for aggregators."""
+        return 0
+
     def terms(self, trainer: Trainer) -> CostTerms | None:
         """Costs besides the workers, as far as known; None if the job rents nothing."""
         return None

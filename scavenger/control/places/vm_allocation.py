@@ -21,6 +21,7 @@ from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.cost import CostTerms, VmExtras
 from scavenger.domain.job import JobSpec
 from scavenger.models.aggregation import AggregatorVms, loop_leader_lack, optimizer_copies
+from scavenger.policy.provisioning.slots import is_for_aggregators
 from scavenger.train.pool.lodging import Lodgings
 from scavenger.train.supervisor.face import JobSupervisor
 from scavenger.train.transport.layout import Layout
@@ -124,6 +125,10 @@ class VmAllocation(Allocation):
     @property
     def vms(self) -> int:
         return sum(one.state != "GONE" for one in self._fleet.vms)
+
+    @property
+    def worker_vms(self) -> int:
+        return sum(one.state != "GONE" and not is_for_aggregators(one.slot) for one in self._fleet.vms)
 
     def terms(self, trainer: Trainer) -> CostTerms | None:
         manifest = trainer.supervisor.manifest

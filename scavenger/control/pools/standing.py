@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -14,15 +14,17 @@ import numpy as np
 from pydantic import ValidationError
 
 from scavenger.cloud.local import LocalCloud
+from scavenger.control.pools.rented import MeansKnown, apart_of, vm_usd_per_hour
 from scavenger.control.settings import load_settings
 from scavenger.domain.curve import FloatArray
 from scavenger.domain.job import JobSpec, LimitsSpec
 from scavenger.domain.pool import MACHINE, JobStanding, Pool, PoolAllotment, PoolShare, RatePoint, pool_of
 from scavenger.domain.pool_settings import pools_of
-from scavenger.domain.submission import RunnerSeen, Submission
+from scavenger.domain.submission import NewSubmission, RunnerSeen, Submission
 from scavenger.scheduler.jobs.allotting import Rules
 from scavenger.scheduler.jobs.seeing import (
     Group,
+    Means,
     PoolDecision,
     PoolJob,
     Sizes,
@@ -44,6 +46,7 @@ class PoolStanding:
         submissions: Theirs, by id.
         allotment: The newest; None before the first.
         usd_per_slot_hour: Price of a slot.
+        means: What can be rented.
     """
 
     pool: Pool
@@ -51,11 +54,13 @@ class PoolStanding:
     submissions: Mapping[str, Submission]
     allotment: PoolAllotment | None
     usd_per_slot_hour: float
+    means: Means = field(default_factory=Means)
 
     @cached_property
     def decision(self) -> PoolDecision:
         """What is seen, and what follows."""
-        return decided(self.pool, self.jobs, 0 if self.allotment is None else self.allotment.number)
+        number = 0 if self.allotment is None else self.allotment.number
+        return decided(self.pool, self.jobs, number, means=self.means)
 
     @cached_property
     def rules(self) -> Rules:
@@ -81,7 +86,7 @@ def standing_pools(store: Store) -> dict[str, PoolStanding]:
     cloud = LocalCloud()
     price, _ = cloud.cpu_price()
     on_record = {one.pool.name: one for one in store.pools()}
-    known = pools_of(load_settings().pool, cloud.capacity()[0])
+    known = pools_of(load_settings().pool, cloud.capacity()[0], vm_usd_per_hour)
     known |= {name: one.pool for name, one in on_record.items()}
     backlog = store.backlog(store.me().host, os.getuid(), None)
     by_pool: dict[str, list[Submission | RunnerSeen]] = {name: [] for name in known}
@@ -92,7 +97,9 @@ def standing_pools(store: Store) -> dict[str, PoolStanding]:
     standings = store.standings([_submission(seen).id for seen in open_ones])
     now = datetime.now(UTC)
     found = {
-        name: _standing(pool, by_pool[name], standings, on_record.get(name), price, now)
+        name: _standing(
+            pool, by_pool[name], standings, on_record.get(name), price, now, MeansKnown(store, pool).at(now)
+        )
         for name, pool in known.items()
     }
     if len(found) > 1 and not found[MACHINE].jobs:
@@ -107,6 +114,7 @@ def _standing(
     allotment: PoolAllotment | None,
     price: float,
     now: datetime,
+    means: Means,
 ) -> PoolStanding:
     shares = {} if allotment is None else allotment.shares
     jobs, submissions = [], {}
@@ -117,13 +125,16 @@ def _standing(
             entry if isinstance(entry, RunnerSeen) else None,
             shares.get(one.id),
             standings.get(one.id),
-            sizes_by_file(one.job.spec),
+            sizes_by_file(one.job, pool),
             waited_s=lambda since: max(0.0, (now - since).total_seconds()),
         )
         if job.standing is not None:
             job = replace(job, standing=foreseeable(pool, job.standing))
         jobs.append(job)
-    return PoolStanding(pool, tuple(jobs), submissions, allotment, price)
+    vms = pool.vms
+    return PoolStanding(
+        pool, tuple(jobs), submissions, allotment, price if vms is None else vms.usd_per_hour, means
+    )
 
 
 def pool_job(
@@ -172,10 +183,12 @@ def change_limit_s(spec: Mapping[str, Any]) -> float:
         return LimitsSpec().change
 
 
-def sizes_by_file(spec: Mapping[str, Any]) -> Sizes:
-    """The sizes of a submitted job."""
+def sizes_by_file(job: NewSubmission, pool: Pool | None) -> Sizes:
+    """The sizes of a submitted job in its pool; None for one that is not there."""
     try:
-        return sizes_of(JobSpec.model_validate(spec))
+        spec = JobSpec.model_validate(job.spec)
+        apart = 0 if pool is None else apart_of(pool, spec, job.job_file)
+        return replace(sizes_of(spec), apart=apart)
     except ValidationError:  # of another version
         return Sizes(1, 1, 1)
 

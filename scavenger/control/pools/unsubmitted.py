@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from scavenger.control.jobs.prepared import PreparedJob
+from scavenger.control.pools.rented import apart_of
 from scavenger.control.pools.standing import PoolStanding
 from scavenger.domain.curve import TradeoffCurve
 from scavenger.domain.document import report_from_document
@@ -23,6 +25,7 @@ from scavenger.scheduler.jobs.seeing import (
     sizes_in,
     sizes_of,
     users_of,
+    with_apart,
 )
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
@@ -39,7 +42,8 @@ def as_new_job(
 
     The unit of its work is all that the job has to do, so its rate is one over its time.
     """
-    sizes = sizes_in(pool.pool, sizes_of(prepared.job))
+    apart = apart_of(pool.pool, prepared.job, prepared.job_file)
+    sizes = sizes_in(pool.pool, replace(sizes_of(prepared.job), apart=apart))
     users = users_of(pool.decision.jobs)
     found = _earlier(store, prepared)
     points, log_sd = ((), 0.0) if found is None else curve_points(found[1])
@@ -51,10 +55,10 @@ def as_new_job(
     standings = [job.standing for job in pool.decision.jobs]
     exponent = exponent_of([] if one is None else one.curve for one in standings)
     new = NewJob(
-        least=sizes.least,
-        asked=min(sizes.asked, most),
-        most=most,
-        rates=rates_of(points, pool.pool.slots, exponent),
+        least=sizes.least + sizes.apart,
+        asked=min(sizes.asked, most) + sizes.apart,
+        most=most + sizes.apart,
+        rates=with_apart(rates_of(points, pool.pool.slots, exponent), sizes.apart),
         user=users.index(user) if user in users else len(users),
         priority=priority,
         left=1.0 if points else math.nan,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from scavenger.control.pools.asked import Asked, AskedJobs
+from scavenger.control.pools.rented import MeansKnown
 from scavenger.control.pools.standing import change_limit_s, pool_job, sizes_by_file
 from scavenger.domain.operation import TakeShare
 from scavenger.domain.pool import JobStanding, Pool, PoolAllotment, PoolShare, pool_of
@@ -82,6 +83,7 @@ class Pools:
         self._ages = _Ages(clock)
         self._limits_s: dict[str, float] = {}
         self._asked = AskedJobs(clock)
+        self._means = {name: MeansKnown(store, pool, clock) for name, pool in pools.items()}
         self._seen: object = None
         self._due_at = -math.inf
         self.waiting: Mapping[str, str] = {}
@@ -159,7 +161,7 @@ class Pools:
             told += self._tell(name, done, following)
             self._asked.settle(jobs, told)
             begin |= {move.job for move in done if move.kind == "begin"}
-            waiting |= _waiting(pool, jobs, following, here, begin)
+            waiting |= _waiting(pool, jobs, following, here, begin, decision.seen.slots)
             late |= {job.id: job.share.late for job in jobs if job.share is not None and job.share.late}
             again_s = min(again_s, decision.allotment.again_s)
         here_now = {one.id for one in _all(backlog)}
@@ -180,8 +182,8 @@ class Pools:
         now: datetime,
     ) -> tuple[PoolDecision, tuple[Move, ...], PoolAllotment]:
         number = 1 if last is None else last.number + 1
-        decision = decided(pool, jobs, number - 1)
-        shares, done = moves(pool, jobs, _wanted(pool, decision), number, now)
+        decision = decided(pool, jobs, number - 1, means=self._means[pool.name].at(now))
+        shares, done = moves(pool, jobs, _wanted(pool, decision), number, now, slots=decision.seen.slots)
         names = {one.id: one.job.name for one in here}
         following = next_allotment(last, pool, shares, done, names, now)
         if following is None:
@@ -250,7 +252,8 @@ class Pools:
 
     def _sizes_of(self, one: Submission) -> Sizes:
         if (sizes := self._sizes.get(one.id)) is None:
-            sizes = self._sizes[one.id] = sizes_by_file(one.job.spec)
+            pool = self._pools.get(_pool(one))
+            sizes = self._sizes[one.id] = sizes_by_file(one.job, pool)
         return sizes
 
 
@@ -312,8 +315,18 @@ def _waiting(
     allotment: PoolAllotment,
     here: Sequence[Submission],
     begin: Collection[str],
+    slots: int,
 ) -> dict[str, str]:
-    """Why jobs of a pool wait, by their ids."""
+    """Why jobs of a pool wait, by their ids.
+
+    Args:
+        slots: Of the pool; of VMs that are rented, as many as can be paid.
+    """
+    poor = (
+        ""
+        if slots == pool.slots
+        else f"; what is left of its budget of this month pays for {plural(slots, 'VM')}"
+    )
     names, shares, limits = {one.id: one.job.name for one in here}, allotment.shares, limits_of(pool, jobs)
     owners = [
         f"{names.get(job.id, job.id[:8])} has {share.counts}"
@@ -331,7 +344,9 @@ def _waiting(
             )
         elif pool.whole:
             found[job.id] = "1 job at once may run on this machine itself"
-        elif limit := next((one for one in limits if job.id in one.ids and one.free(shares) < least), None):
+        elif limit := next(
+            (one for one in limits if job.id in one.ids and one.free(shares) < least + job.sizes.apart), None
+        ):
             found[job.id] = (
                 f"{limit.whose} have at most {plural(limit.most, 'slot')} together, and others have them"
             )
@@ -340,6 +355,6 @@ def _waiting(
             coming = ", which are coming" if share is not None and share.slots else ""
             found[job.id] = (
                 f"it waits for {plural(need, 'slot')} of pool {pool.name}{coming}: of {pool.slots}, "
-                f"{', '.join(owners) or 'nobody has any'}"
+                f"{', '.join(owners) or 'nobody has any'}{poor}"
             )
     return found

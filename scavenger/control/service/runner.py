@@ -151,6 +151,7 @@ class Runner:
         return PoolSeat(
             f"pool {name}",
             share,
+            vms=allotment.pool.vms,
             token=self._fence.token,
             attained_slot_s=0.0 if before is None else before.attained_slot_s,
         )

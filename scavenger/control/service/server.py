@@ -20,6 +20,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from scavenger.control.pools.rented import vm_usd_per_hour
 from scavenger.control.provisioning.lease_holder import holder_name
 from scavenger.control.service.holders import end_holder, state_of
 from scavenger.control.service.life import idle_of
@@ -106,9 +107,10 @@ def configured_pools(path: Path | None = None) -> dict[str, Pool]:
 
     Raises:
         JobFileError: If it cannot be read or is invalid.
+        ConfigurationError: VMs are to be rented whose price is not known.
     """
     settings = load_settings() if path is None else load_settings({SETTINGS_VARIABLE: str(path)})
-    return pools_of(settings.pool, len(os.sched_getaffinity(0)))
+    return pools_of(settings.pool, len(os.sched_getaffinity(0)), vm_usd_per_hour)
 
 
 def runner_log(one: Submission) -> Path:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from scavenger.domain.pool import Pool, PoolAllotment, PoolShare
 from scavenger.presentation.formatting import plural
-from scavenger.scheduler.jobs.seeing import PoolJob, counted, limits_of
+from scavenger.scheduler.jobs.seeing import PoolJob, counted, limits_of, taken
 
 MoveKind = Literal["begin", "shrink", "grow", "pause"]
 
@@ -49,11 +49,18 @@ class Wanted:
 
 
 def moves(
-    pool: Pool, jobs: Sequence[PoolJob], wanted: Mapping[str, Wanted], number: int, now: datetime
+    pool: Pool,
+    jobs: Sequence[PoolJob],
+    wanted: Mapping[str, Wanted],
+    number: int,
+    now: datetime,
+    *,
+    slots: int | None = None,
 ) -> tuple[dict[str, PoolShare], tuple[Move, ...]]:
     """What is done now, and the shares that are on record then.
 
     Args:
+        slots: Of the pool; None for all that it has.
         jobs: All that wait or run, also those that are being paused.
         wanted: By the ids of jobs; those that it does not name keep what they have.
         number: Of the allotment that is being decided.
@@ -82,7 +89,9 @@ def moves(
         told = shares[job.id].told
         if not job.queued and aim.slots < told and not job.fixed:
             tell(job, "shrink" if aim.slots else "pause", aim.slots, shares[job.id].counts)
-    free, limits = pool.slots - sum(share.counts for share in shares.values()), limits_of(pool, jobs)
+    apart, limits = {job.id: job.sizes.apart for job in jobs}, limits_of(pool, jobs)
+    free = pool.slots if slots is None else slots
+    free -= sum(taken(share, apart.get(job_id, 0)) for job_id, share in shares.items())
     for job in sorted(jobs, key=lambda one: (not one.queued, -one.priority, one.number)):
         aim = wanted.get(job.id)
         share = shares.get(job.id)
@@ -90,7 +99,7 @@ def moves(
             continue
         if job.fixed:
             continue
-        more = aim.slots - share.counts
+        more = aim.slots - share.counts + (0 if share.counts else job.sizes.apart)
         if more <= min([free, *(limit.free(shares) for limit in limits if job.id in limit.ids)]):
             free -= more
             tell(job, "begin" if job.queued else "grow", aim.slots, aim.slots)

@@ -143,10 +143,11 @@ def worthwhile(seen: PoolSeen, rental: Rental, start_s: float) -> IntArray:
     worth = rental.job_usd_per_s
     per_s = rental.usd_per_s * claims.asked if worth is None else np.full(seen.jobs, worth)
     slots = np.arange(end_s.shape[1])
-    cost = (per_s[:, None] + rental.usd_per_s * slots) * end_s
+    never = np.isinf(end_s)
+    cost = (per_s[:, None] + rental.usd_per_s * slots) * np.where(never, 0.0, end_s)
     late = end_s > (claims.deadline_s - seen.now_s)[:, None]
     late[late.all(axis=1)] = False
-    no = (slots < claims.least[:, None]) | (slots > claims.most[:, None]) | late
+    no = (slots < claims.least[:, None]) | (slots > claims.most[:, None]) | late | never
     least_cost: IntArray = np.argmin(np.where(no, inf, cost), axis=1)
     fixed = seen.standing.fixed
     return np.clip(np.where(fixed, held, least_cost), claims.least, claims.most)

@@ -15,6 +15,7 @@ from scavenger.scheduler.jobs.allotting import Rules, allot
 from scavenger.scheduler.jobs.filling import level_up
 from scavenger.scheduler.jobs.policies import Fair, Patience
 from scavenger.scheduler.jobs.policy_table import POLICIES
+from scavenger.scheduler.jobs.renting import Rental, priced_claims
 from scavenger.scheduler.jobs.values import Allotment, Claims, Curves, Nodes, PoolSeen, Shares, Standing
 
 _EXPONENT = 0.8
@@ -25,11 +26,16 @@ CHANGES_MAX = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The numbers of slots that a job may have besides 0; see `Claims`."""
+    """The numbers of workers that a job may have besides 0; see `Claims`.
+
+    Attributes:
+        apart: Slots that it takes besides those of its workers, while it has any: VMs of its aggregators.
+    """
 
     least: int
     asked: int
     most: int
+    apart: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +134,15 @@ def sizes_in(pool: Pool, sizes: Sizes) -> Sizes:
     """The sizes that a pool has; all 0 if it is too small for the job."""
     if pool.whole:
         return Sizes(pool.slots, pool.slots, pool.slots)
-    if sizes.least > pool.slots:
+    slots = pool.slots - sizes.apart
+    if sizes.least > slots:
         return Sizes(0, 0, 0)
-    return Sizes(sizes.least, min(sizes.asked, pool.slots), min(sizes.most, pool.slots))
+    return replace(sizes, asked=min(sizes.asked, slots), most=min(sizes.most, slots))
+
+
+def taken(share: PoolShare, apart: int) -> int:
+    """Slots that nobody else may have; `apart` are those besides its workers'."""
+    return share.counts + apart if share.counts else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,21 +152,26 @@ class SlotLimit:
     Attributes:
         ids: Of the jobs.
         whose: What they are, for users.
+        apart: Of their sizes, by their ids.
     """
 
     ids: frozenset[str]
     most: int
     whose: str
+    apart: Mapping[str, int]
 
     def free(self, shares: Mapping[str, PoolShare]) -> int:
         """How many they may have besides what counts as theirs; below 0 where they have more."""
-        return self.most - sum(share.counts for job_id, share in shares.items() if job_id in self.ids)
+        return self.most - sum(
+            taken(share, self.apart.get(job_id, 0)) for job_id, share in shares.items() if job_id in self.ids
+        )
 
 
 def limits_of(pool: Pool, jobs: Sequence[PoolJob]) -> tuple[SlotLimit, ...]:
     """The limits of groups, then those of users; none in a pool that each job has as a whole."""
     if pool.whole:
         return ()
+    apart = {job.id: job.sizes.apart for job in jobs}
     groups: dict[tuple[str, str], list[PoolJob]] = {}
     for job in jobs:
         if job.group is not None:
@@ -163,11 +180,12 @@ def limits_of(pool: Pool, jobs: Sequence[PoolJob]) -> tuple[SlotLimit, ...]:
     for (user, name), members in groups.items():
         newest = max(members, key=lambda job: job.number).group
         assert newest is not None
-        found.append(SlotLimit(frozenset(job.id for job in members), newest.most, f"jobs {name} of {user}"))
+        ids = frozenset(job.id for job in members)
+        found.append(SlotLimit(ids, newest.most, f"jobs {name} of {user}", apart))
     for user, part in pool.users.items():
         if part.most is not None:
             ids = frozenset(job.id for job in jobs if job.user == user)
-            found.append(SlotLimit(ids, part.most, f"jobs of {user}"))
+            found.append(SlotLimit(ids, part.most, f"jobs of {user}", apart))
     return tuple(found)
 
 
@@ -184,36 +202,71 @@ def rules_of(pool: Pool, users: Sequence[str]) -> Rules:
     return Rules(policy, Patience(inf if pool.starved_s is None else pool.starved_s))
 
 
-def seen_of(pool: Pool, jobs: Sequence[PoolJob], number: int = 0) -> PoolSeen:
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a pool that rents its VMs can do now.
+
+    Attributes:
+        left_usd: Of its budget of this month; infinite without one.
+        start_s: From the request of a VM until it has joined its job.
+    """
+
+    left_usd: float = inf
+    start_s: float = 0.0
+
+
+def rental_of(pool: Pool, means: Means) -> Rental | None:
+    """What a pool rents; None for slots of this machine."""
+    if (vms := pool.vms) is None:
+        return None
+    hour = vms.job_usd_per_hour
+    return Rental(
+        vms.usd_per_hour / 3600.0,
+        means.start_s,
+        most=pool.slots,
+        job_usd_per_s=None if hour is None else hour / 3600.0,
+    )
+
+
+def seen_of(pool: Pool, jobs: Sequence[PoolJob], number: int = 0, means: Means = Means()) -> PoolSeen:
     """A pool as `allot` sees it; rows are jobs in the given order.
 
     A job is seen with the slots that it was told: those that it still has to give back count as free, since what is
     decided is where all that goes. When slots are given on is decided by `moves`.
 
+    VMs that could be rented are as slots that are free, as many as can be paid, and no job may have some that are not
+    worth their price. Those that a job has apart from its workers are slots of it here.
+
     Args:
         jobs: All that wait or run, but for those that are being paused.
         number: Of the last allotment.
     """
+    rental = rental_of(pool, means)
+    slots = pool.slots if rental is None else rental.affordable(means.left_usd)
     sizes = [sizes_in(pool, job.sizes) for job in jobs]
+    apart = _whole(one.apart if one.least else 0 for one in sizes)
     claims = Claims(
         user=_whole(users_of(jobs).index(job.user) for job in jobs),
         priority=_whole(job.priority for job in jobs),
         submitted_s=_real(job.number for job in jobs),
-        least=_whole(one.least for one in sizes),
-        asked=_whole(one.asked for one in sizes),
-        most=_whole(one.most for one in sizes),
+        least=_whole(one.least for one in sizes) + apart,
+        asked=_whole(one.asked for one in sizes) + apart,
+        most=_whole(one.most for one in sizes) + apart,
         curve=np.arange(len(jobs), dtype=np.int64),
     )
     told = _whole(job.told for job in jobs)
     rows = np.flatnonzero(told)
-    return PoolSeen(
-        nodes=Nodes.of(pool.slots),
+    seen = PoolSeen(
+        nodes=Nodes.of(slots),
         claims=_within_parts(pool, jobs, _within_limits(pool, jobs, claims)),
         standing=_standing(pool, jobs),
-        shares=Shares(rows, np.zeros_like(rows), told[rows]),
+        shares=Shares(rows, np.zeros_like(rows), (told + apart)[rows]),
         curves=Curves(_rates(jobs, pool.slots)),
         number=number,
     )
+    if rental is None:
+        return seen
+    return replace(seen, claims=priced_claims(seen, POLICIES[pool.policy], rental, means.start_s))
 
 
 def counted(pool: Pool, job: PoolJob) -> PoolShare | None:
@@ -250,12 +303,18 @@ class PoolDecision:
 
     @property
     def slots(self) -> dict[str, int]:
-        """What each job shall have, by its id."""
+        """Workers that each job shall have, by its id."""
         slots = self.allotment.shares.by_job(len(self.jobs)).tolist()
-        return {job.id: count for job, count in zip(self.jobs, slots, strict=True)}
+        return {job.id: max(0, count - job.sizes.apart) for job, count in zip(self.jobs, slots, strict=True)}
 
 
-def decided(pool: Pool, jobs: Iterable[PoolJob], number: int = 0, rules: Rules | None = None) -> PoolDecision:
+def decided(
+    pool: Pool,
+    jobs: Iterable[PoolJob],
+    number: int = 0,
+    rules: Rules | None = None,
+    means: Means = Means(),
+) -> PoolDecision:
     """See a pool, and share it out.
 
     Args:
@@ -265,15 +324,16 @@ def decided(pool: Pool, jobs: Iterable[PoolJob], number: int = 0, rules: Rules |
     """
     settled = (replace(job, share=counted(pool, job)) for job in jobs)
     rows = tuple(job for job in settled if job.queued or job.told)
-    if (
-        sum(job.told for job in rows) > pool.slots
-    ):  # it was made smaller: nothing waits for what a change has cost
+    rental = rental_of(pool, means)
+    slots = pool.slots if rental is None else rental.affordable(means.left_usd)
+    fits = sum(job.told + job.sizes.apart for job in rows if job.told) <= slots
+    if not fits:  # it was made smaller: nothing waits for what a change has cost
         rows = tuple(replace(job, changed_s=inf) for job in rows)
-    seen, rules = seen_of(pool, rows, number), rules or rules_of(pool, users_of(rows))
+    seen, rules = seen_of(pool, rows, number, means), rules or rules_of(pool, users_of(rows))
     allotment = allot(seen, rules)
     while (
         early := _paused_early(rows, allotment, rules)
-    ).any():  # others are paused in their place, each once
+    ).any() and fits:  # others are paused in their place, each once
         seen = replace(seen, standing=replace(seen.standing, fixed=seen.standing.fixed | early))
         allotment = allot(seen, rules)
     return PoolDecision(rows, seen, allotment)
@@ -316,20 +376,38 @@ def rates_of(points: Sequence[RatePoint], most: int, exponent: float = _EXPONENT
     """
     slots = np.arange(most + 1, dtype=np.float64)
     known = [(point.slots, point.rate) for point in points if point.rate > 0.0]
+    rates: FloatArray
     if not known:
-        return np.r_[0.0, slots[1:] ** exponent]
+        rates = np.r_[0.0, slots[1:] ** exponent]
+        return rates
     at, rate = np.array(known, dtype=np.float64).T
-    rates: FloatArray = np.interp(slots, np.r_[0.0, at], np.r_[0.0, rate])
+    rates = np.interp(slots, np.r_[0.0, at], np.r_[0.0, rate])
     beyond = slots > at[-1]
     rates[beyond] = rate[-1] * (slots[beyond] / at[-1]) ** exponent
     return rates
 
 
 def _rates(jobs: Sequence[PoolJob], slots: int) -> FloatArray:
+    if not jobs:
+        return np.zeros((1, slots + 1))
     curves = [() if job.standing is None else job.standing.curve for job in jobs]
     exponent = exponent_of(curves)
-    rates = [rates_of(curve, slots, exponent) for curve in curves]
-    return np.stack(rates) if rates else np.zeros((1, slots + 1))
+    rates: FloatArray = np.stack(
+        [
+            with_apart(rates_of(curve, slots, exponent), job.sizes.apart)
+            for job, curve in zip(jobs, curves, strict=True)
+        ]
+    )
+    return rates
+
+
+def with_apart(rates: FloatArray, apart: int) -> FloatArray:
+    """Rates by all slots of a job, of those by its workers; fewer than one worker needs do some part of it."""
+    if not apart:
+        return rates
+    first = rates[1] * np.arange(apart + 1) / (apart + 1)
+    shifted: FloatArray = np.concatenate([first, rates[1 : len(rates) - apart]])
+    return shifted
 
 
 def change_s_of(standings: Iterable[JobStanding | None]) -> float | None:
@@ -395,7 +473,8 @@ def _within_limits(pool: Pool, jobs: Sequence[PoolJob], claims: Claims) -> Claim
         rows = [row for row, job in enumerate(jobs) if job.id in limit.ids]
         rows.sort(key=lambda row: (-jobs[row].priority, jobs[row].number))
         free = [row for row in rows if not jobs[row].fixed]
-        left = room = max(0, limit.most - sum(jobs[row].told for row in rows if jobs[row].fixed))
+        stays = sum(jobs[row].told + jobs[row].sizes.apart for row in rows if jobs[row].fixed)
+        left = room = max(0, limit.most - stays)
         for row in free:
             if least[row] > left:
                 least[row] = most[row] = 0

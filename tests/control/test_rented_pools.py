@@ -1,0 +1,103 @@
+"""Settings of pools whose VMs are rented, and what jobs become there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scavenger.control.jobs.pool_seat import PoolSeat
+from scavenger.control.pools.rented import apart_of
+from scavenger.control.service.server import configured_pools
+from scavenger.domain.job import JobSpec
+from scavenger.domain.pool import Pool, PoolShare, PoolVms
+from scavenger.errors import ConfigurationError
+
+TABLE = '[pool.gpu]\ninfra = "gcp/us-central1"\nvm = "e2-standard-4"\nmax = 16\n'
+VMS = PoolVms("gcp/us-central1", "e2-standard-4", True, 0.1)
+
+
+@pytest.fixture
+def prices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "prices.yaml"
+    price = {"provider": "gcp", "region": "us-central1", "vm": "e2-standard-4", "on_demand": 0.5, "spot": 0.2}
+    path.write_text(json.dumps({"version": 1, "prices": [price]}))
+    monkeypatch.setenv("SCAVENGER_PRICES", str(path))
+
+
+def settings(tmp_path: Path, text: str) -> Pool:
+    path = tmp_path / "pools.toml"
+    path.write_text(text)
+    return configured_pools(path)["gpu"]
+
+
+@pytest.mark.usefixtures("prices")
+def test_a_pool_of_rented_vms_knows_their_price_with_disk_and_address(tmp_path: Path) -> None:
+    on_demand = settings(tmp_path, TABLE + 'budget = "$200"\nusers.ann = {most = 8}\n')
+    spot = settings(tmp_path, TABLE + "spot = true\n")
+
+    assert (on_demand.slots, on_demand.users["ann"].most) == (16, 8)
+    assert on_demand.vms is not None
+    assert spot.vms is not None
+    assert (on_demand.vms.budget_usd, on_demand.vms.spot) == (200.0, False)
+    assert 0.5 < on_demand.vms.usd_per_hour < 0.52
+    assert 0.2 < spot.vms.usd_per_hour < 0.22
+
+
+@pytest.mark.usefixtures("prices")
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "[pool.gpu]\nmax = 4\n",
+            "max is for VMs that are rented, and needs infra, such as gcp/us-central1",
+        ),
+        (TABLE.replace("max = 16\n", ""), "max must be given, for VMs of gcp/us-central1"),
+        (TABLE + "slots = 2\n", "slots is for this machine; of rented VMs, say max"),
+        (TABLE + "min = 1\n", "pool.gpu"),
+        (
+            TABLE.replace("gcp/us-central1", "kubernetes/here"),
+            "a pool rents VMs of a cloud, such as gcp/us-central1",
+        ),
+        (TABLE.replace("gcp/", "gpc/"), "gpc/us-central1"),
+        (TABLE.replace("e2-standard-4", "e2-huge-4"), "no VM type 'e2-huge-4'"),
+    ],
+)
+def test_what_cannot_be_rented_is_refused_in_one_line(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        settings(tmp_path, text)
+
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert "gpu" in str(refused.value)
+
+
+def test_a_job_runs_on_the_vms_of_its_pool(tmp_path: Path) -> None:
+    spec = {"version": 1, "name": "a", "train": "train:job", "infra": "pool/gpu", "goal": {"max_epochs": 1}}
+    job = JobSpec.model_validate({**spec, "search": {"workers": [1, 2, 4], "batch_size": [32]}})
+    seat = PoolSeat("pool gpu", PoolShare(2, 2, 2, 1), vms=VMS)
+    there = seat.within(job)
+
+    assert str(there.infra) == "gcp/us-central1"
+    assert (there.resources.vm, there.spot, there.worker_counts) == ("e2-standard-4", "always", (1, 2))  # type: ignore[union-attr]
+    assert JobSpec.model_validate(there.written()) == there
+    here = PoolSeat("pool gpu", PoolShare(2, 2, 2, 1)).within(job)
+    assert str(here.infra) == "pool/gpu"
+
+
+def test_a_job_with_aggregators_of_its_own_has_a_vm_for_them(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "from scavenger.sdk import LoopJob\nloop = LoopJob(print)\ndef job(): ...\n"
+    )
+    spec = {"version": 1, "name": "a", "infra": "pool/gpu", "goal": {"max_epochs": 1}}
+
+    def apart(train: str, pool: Pool) -> int:
+        return apart_of(pool, JobSpec.model_validate({**spec, "train": train}), tmp_path / "job.yaml")
+
+    rented = Pool("gpu", 8, vms=VMS)
+    assert (apart("train:job", rented), apart("train:loop", rented), apart("train:job", Pool("gpu", 8))) == (
+        1,
+        0,
+        0,
+    )
