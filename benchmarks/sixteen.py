@@ -112,7 +112,7 @@ def _learned(folder: Path) -> Path:
     """A store in which a job of each kind has run, so that those that follow search nothing."""
     with real_pool(folder, 4 * len(_KINDS), "even") as pool:
         for number, kind in enumerate(kinds(_KINDS, MOST)):
-            spec = kind.spec(epochs=3, epoch_s=_EPOCH_S, workers=(1, 2, 4), elastic=(1, 4))
+            spec = kind.spec(epochs=2, epoch_s=_EPOCH_S, workers=(1, 2, 4), elastic=(1, 4))
             pool.submit(f"first-{number}", spec)
         pool.wait(lambda: pool.ended(*pool.jobs), _LIMIT_S)
     return folder / "store.db"
