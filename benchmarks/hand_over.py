@@ -91,25 +91,19 @@ def run(turns: int, work_dir: Path) -> Result:
 def _turn(pool: RealPool, first: str, second: str, submitted_s: float) -> Turn:
     moves = pool.moves()
 
-    def moved(words: str, after_s: float) -> float:
-        at = (
-            one for one, line in zip(moves.at_s, moves.lines, strict=True) if one >= after_s and words in line
-        )
-        return float(next(at))
-
     def ready(job: str, after_s: float, count: int) -> float:
         at = [
             one for one, message in pool.events(job) if one >= after_s and re.search(r"^w\d+ ready", message)
         ]
         return at[count - 1]
 
-    told_s = moved("first shrinks", submitted_s)
+    told_s = moves.first_s(": first shrinks", submitted_s)
     gone_s = [at for at in pool.process_ends_s(first) if at >= told_s][TAKEN - 1]
-    begun_s = moved("begins", gone_s)
+    begun_s = moves.first_s("begins", gone_s)
     started = next(at for at, message in pool.events(second) if message.startswith("starting"))
     ready_s, steps = ready(second, begun_s, TAKEN), pool.steps(second)
     ended_s = pool.workers_gone_s(second)
-    grown_s = moved("first grows", ended_s)
+    grown_s = moves.first_s(": first grows", ended_s)
     grown_ready_s, again = ready(first, grown_s, TAKEN), pool.steps(first)
     all_s = float(again.end_s[(again.end_s > ended_s) & (again.workers == SLOTS)][0])
     return Turn(

@@ -107,6 +107,11 @@ class Moves:
     at_s: FloatArray
     lines: tuple[str, ...]
 
+    def first_s(self, words: str, after_s: float = 0.0) -> float:
+        """When, from some moment on, a line with these words came first."""
+        rows = [row for row, line in enumerate(self.lines) if words in line and self.at_s[row] >= after_s]
+        return float(self.at_s[rows[0]])
+
 
 @dataclass
 class RealPool:
@@ -195,7 +200,7 @@ class RealPool:
     def moves(self) -> Moves:
         """What the server's log says of the pool."""
         found = [
-            (_unix_s(line), line.partition(": ")[2].partition(": ")[2])
+            (_unix_s(line), line.partition(": ")[2])
             for line in (self.folder / "server.log").read_text().splitlines()
             if f"pool {POOL}, allotment" in line
         ]

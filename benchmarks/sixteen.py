@@ -180,15 +180,16 @@ def _read(pool: RealPool, per_s: Sequence[float], busy: float) -> Ran:
     """
     records = [pool.submission(job) for job in pool.jobs]
     zero = records[0].submitted_at.timestamp()
-    times = [(one.submitted_at, one.started_at, one.ended_at) for one in records]
-    submitted, begun, ended = np.array([[at.timestamp() - zero for at in row if at] for row in times]).T
+    moves = pool.moves()
+    times = [(one.submitted_at, one.ended_at) for one in records]
+    submitted, ended = np.array([[at.timestamp() - zero for at in row if at] for row in times]).T
+    begun = np.array([moves.first_s(f": {one.job.name} begins") for one in records]) - zero
     speed, starts = np.zeros(int(ended.max() / BIN_S) + 1), []
     for row, job in enumerate(pool.jobs):
         steps = pool.steps(job)
         _spread(speed, steps.end_s - zero, steps.took_s, steps.samples / per_s[row])
         first, last = float(steps.end_s[0] - zero), float(steps.end_s[-1] - zero)
         starts.append(first - begun[row] + ended[row] - last)
-    moves = pool.moves()
     events = np.sort(np.r_[moves.at_s, submitted + zero, begun + zero, ended + zero])
     whole, still, still_s = _server_share(np.array(pool.used), events)
     return Ran(
