@@ -229,6 +229,15 @@ def test_a_trial_that_could_never_begin_is_refused() -> None:
         pass
 
 
+def test_a_trial_of_a_servers_pool_is_not_run_by_a_program(tmp_path: Path) -> None:
+    with Client(store=str(tmp_path / "store.db"), progress=False) as client:
+        study = client.study("rates", workers=2)
+        with pytest.raises(ConfigurationError, match="infra: pool/gpu: the server of a pool runs its jobs"):
+            study.run(JOB.with_settings({"infra": "pool/gpu"}))
+        assert study.shares is not None
+        assert study.shares.in_use == 0
+
+
 def test_a_trial_is_the_same_whatever_its_share_was() -> None:
     small = PoolSeat("study rates", PoolShare(1, 1, 1, 1)).within(JOB.spec)
     assert trial_key(small.written()) == trial_key(JOB.spec.written())

@@ -91,7 +91,6 @@ class JobRun:
         self._trains, self._confirm, self._resumed = run, confirm, resumed
         self._audit, self._submitted, self._clock = audit, job_id, clock
         self._approved, self._seat, self.paused = approved, seat, False
-        self._tracking: Tracking | None = None
         self._recorder_in_use: Recorder | None = None
         self._resources: Allocation | None = None
         self._workflow: JobWorkflow | None = None
@@ -174,11 +173,12 @@ class JobRun:
 
     def _run(self) -> RunReport:
         self._prepared = self._prepared.settled(self._store)
-        place = self._prepared.place
+        place, tracking = self._prepared.place, None
         if self._prepared.job.trackers is not None and self._trains:
-            self._tracking = Tracking(trackers_of(self._prepared.job.trackers), self._observer)
-            self._observer = self._tracking
-        if place.job.infra.provider == POOL and self._seat is None:
+            tracking = Tracking(trackers_of(self._prepared.job.trackers), self._observer)
+            self._observer = tracking
+        seat = None if self._seat is None else self._seat.pool
+        if place.job.infra.provider == POOL and seat != str(place.job.infra).replace("/", " "):
             raise ConfigurationError(
                 f"infra: {place.job.infra}: the server of a pool runs its jobs: submit it with --detach",
                 key="infra",
@@ -193,9 +193,7 @@ class JobRun:
         with self._recorder() as recorder:
             self._recorder_in_use = recorder
             refuse_second_run(self._store, job_file, recorder.record, resumed=resumed)
-            if self._tracking is None:
-                return self._recorded(recorder)
-            return self._tracked(self._tracking, recorder)
+            return self._recorded(recorder) if tracking is None else self._tracked(tracking, recorder)
 
     def _tracked(self, tracking: Tracking, recorder: Recorder) -> RunReport:
         job, resumed = self._prepared.job, self._resumed
