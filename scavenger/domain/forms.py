@@ -11,7 +11,6 @@ import difflib
 import keyword
 import math
 import re
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, TypeGuard
@@ -25,6 +24,8 @@ from pydantic import (
     WithJsonSchema,
 )
 from pydantic_core import PydanticCustomError
+
+from scavenger.domain.script import Script
 
 MONEY_MAX_USD = 1e9
 """Highest accepted budget; a higher one is a typing error."""
@@ -251,30 +252,6 @@ EntryPointText = Annotated[
 ]
 
 _SCRIPT_MAX = 8_000
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """The training code as a script that calls `fit` or `scavenger.torch`, with its arguments: `train.py --epochs 5`.
-
-    Attributes:
-        path: Of the script, in the job file's folder.
-    """
-
-    path: str
-    arguments: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return shlex.join((self.path, *self.arguments))
-
-    @classmethod
-    def find(cls, line: str) -> Script | None:
-        """The script that a line names; None if it names none, as `train:job`."""
-        try:
-            path, *arguments = shlex.split(line) or [""]
-        except ValueError:
-            return None  # a quote is not closed
-        return cls(path, tuple(arguments)) if path.endswith(".py") and ":" not in path else None
 
 
 def _parse_training(value: object) -> EntryPoint | Script:

@@ -26,7 +26,6 @@ from scavenger.domain.forms import (
     JobName,
     Money,
     Path,
-    Script,
     TrainingText,
     VmName,
     did_you_mean,
@@ -48,6 +47,7 @@ from scavenger.domain.ranges import (
     VmNames,
     WorkerCounts,
 )
+from scavenger.domain.script import Script
 from scavenger.domain.trackers import TrackersSpec
 from scavenger.domain.utility import Utility, UtilityCurve
 

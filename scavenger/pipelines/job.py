@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from scavenger.control.job_file.load import job_of, load_job, override_job
-from scavenger.domain.forms import Script
 from scavenger.domain.job import JobSpec
+from scavenger.domain.script import Script
 from scavenger.errors import ConfigurationError
 from scavenger.pipelines.arguments import named
 from scavenger.presentation.formatting import clean

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from scavenger.domain.fit import FitFound
-from scavenger.domain.forms import Script
+from scavenger.domain.script import Script
 from scavenger.errors import ScavengerError
 from scavenger.frames import Frame, located, placed
 from scavenger.masking import mask

@@ -14,7 +14,7 @@ from scavenger.control.job_file.examples import Example, examples_path
 from scavenger.control.job_file.load import load_job
 from scavenger.control.jobs.script_job import bring_up_to_date
 from scavenger.domain.fit import FitFound
-from scavenger.domain.forms import Script
+from scavenger.domain.script import Script
 
 ROOT = Path(__file__).parents[2]
 

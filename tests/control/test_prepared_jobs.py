@@ -305,8 +305,19 @@ def test_a_strategy_without_any_stored_model_is_refused_before_a_vm_is_rented(
 
 
 @pytest.mark.slow
-def test_a_runner_of_a_job_on_this_machine_imports_nothing_that_rents() -> None:
-    rents = ("scavenger.cloud.catalog", "scavenger.control.places.vms", "scavenger.train.engines.vm")
-    code = f"import sys, scavenger.control.service.runner; print([n for n in {rents} if n in sys.modules])"
+@pytest.mark.parametrize(
+    ("program", "needless"),
+    [
+        (
+            "scavenger.control.service.runner",  # of a job on this machine: nothing that rents
+            ("scavenger.cloud.catalog", "scavenger.control.places.vms", "scavenger.train.engines.vm"),
+        ),
+        ("scavenger.train.custom_loop.worker", ("pydantic", "sqlalchemy", "tensorflow")),
+    ],
+)
+def test_what_is_started_for_each_job_imports_nothing_that_few_need(
+    program: str, needless: tuple[str, ...]
+) -> None:
+    code = f"import sys, {program}; print([name for name in {needless} if name in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "[]\n"

@@ -15,7 +15,7 @@ from real_jobs import Job, ended, environment, lines
 from warm_commands import Command
 
 from scavenger.control.job_file.load import load_job
-from scavenger.domain.forms import Script
+from scavenger.domain.script import Script
 
 pytestmark = pytest.mark.slow
 

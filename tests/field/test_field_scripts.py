@@ -14,7 +14,7 @@ import pytest
 from real_jobs import Job
 
 from scavenger.control.job_file.load import load_job
-from scavenger.domain.forms import Script
+from scavenger.domain.script import Script
 from scavenger.errors import NotSupportedError, TrainingCodeError
 from scavenger.train.worker.loading import load_fit
 from scavenger.train.worker.script import ScriptFit

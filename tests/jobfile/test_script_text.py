@@ -17,7 +17,7 @@ from scavenger.control.job_file.script_text import (
 )
 from scavenger.control.jobs.script_job import bring_up_to_date
 from scavenger.domain.fit import FitFound
-from scavenger.domain.forms import Script
+from scavenger.domain.script import Script
 from scavenger.errors import ConfigurationError
 from scavenger.train.training_folder import digest_of
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scavenger.domain.forms import Script
+from scavenger.domain.script import Script
 from scavenger.errors import ScavengerError, TrainingCodeError
 from scavenger.sdk import loop
 from scavenger.sdk import script as sdk

@@ -20,7 +20,7 @@ from scavenger.control.jobs.variables import settled_variables
 from scavenger.control.places.kinds import check_keras_backend
 from scavenger.domain.environment import plain
 from scavenger.domain.fit import FitFound
-from scavenger.domain.forms import Script
+from scavenger.domain.script import Script
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import plural
 from scavenger.train.custom_loop.script import imports_torch, is_prepared

@@ -11,7 +11,7 @@ import types
 from pathlib import Path
 
 from scavenger.domain.fit import FitFound
-from scavenger.domain.forms import Script
+from scavenger.domain.script import Script
 from scavenger.errors import NotSupportedError, TrainingCodeError
 from scavenger.sdk import script as sdk
 from scavenger.sdk.script import Reached, ScriptRun

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import zmq
 
-from scavenger.domain.forms import Script
+from scavenger.domain.script import Script
 from scavenger.errors import TrainingCodeError
 from scavenger.sdk import loop as sdk
 from scavenger.sdk.loop_job import LoopJob

@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from scavenger.domain.forms import Script
+from scavenger.domain.script import Script
 from scavenger.errors import NotSupportedError, TrainingCodeError
 from scavenger.sdk.job import KerasJob
 from scavenger.train.user_module import enter
