@@ -99,6 +99,23 @@ class PoolMove:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedVms:
+    """The VMs that a pool rents, each one slot.
+
+    Attributes:
+        spot: Whether workers have spot VMs.
+        budget_usd: Of a calendar month, in UTC; null for no limit.
+        left_usd: Of it, now; null for no limit.
+    """
+
+    infra: str
+    vm: str
+    spot: bool
+    budget_usd: float | None
+    left_usd: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPool:
     """A pool.
 
@@ -106,7 +123,8 @@ class SharedPool:
         slots: Workers that all jobs may have together.
         free: Slots that nobody has.
         whole: Whether each job has all of it.
-        usd_per_slot_hour: Price of a slot: that of a processor of this machine.
+        usd_per_slot_hour: Price of a slot: that of a processor of this machine, or of a VM.
+        vms: What is rented for its jobs; null for slots of this machine.
         number: Of the newest allotment; 0 before the first.
         jobs: In the order of submission.
         further: What one slot more would bring now.
@@ -119,6 +137,7 @@ class SharedPool:
     free: int
     whole: bool
     usd_per_slot_hour: float
+    vms: SharedVms | None
     number: int
     jobs: tuple[SharingJob, ...]
     further: tuple[Gain, ...]
@@ -365,10 +384,24 @@ def shared(
         free=max(0, seen.slots - int(seen.held.sum())),
         whole=pool.pool.whole,
         usd_per_slot_hour=pool.usd_per_slot_hour,
+        vms=_vms(pool),
         number=0 if pool.allotment is None else pool.allotment.number,
         jobs=tuple(jobs),
         further=tuple(_gain(at, pool, one) for one in further),
         moves=moves,
+    )
+
+
+def _vms(pool: PoolStanding) -> SharedVms | None:
+    vms = pool.pool.vms
+    if vms is None:
+        return None
+    return SharedVms(
+        infra=vms.infra,
+        vm=vms.vm,
+        spot=vms.spot,
+        budget_usd=vms.budget_usd,
+        left_usd=_finite(pool.means.left_usd),
     )
 
 

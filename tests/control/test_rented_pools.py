@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from scavenger_cli.commands.pool import pool_text
 
+from scavenger.api.calls import Local
+from scavenger.api.pools import show_pools
 from scavenger.control.jobs.pool_seat import PoolSeat
 from scavenger.control.pools.rented import apart_of
 from scavenger.control.service.server import configured_pools
 from scavenger.domain.job import JobSpec
-from scavenger.domain.pool import Pool, PoolShare, PoolVms
+from scavenger.domain.pool import Pool, PoolAllotment, PoolShare, PoolVms
 from scavenger.errors import ConfigurationError
+from scavenger.store import Store
 
 TABLE = '[pool.gpu]\ninfra = "gcp/us-central1"\nvm = "e2-standard-4"\nmax = 16\n'
 VMS = PoolVms("gcp/us-central1", "e2-standard-4", True, 0.1)
@@ -101,3 +107,20 @@ def test_a_job_with_aggregators_of_its_own_has_a_vm_for_them(tmp_path: Path) -> 
         0,
         0,
     )
+
+
+def test_what_is_left_of_a_budget_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCAVENGER_LOCAL_PRICE", "0.5")
+    pool = Pool("gpu", 8, vms=replace(VMS, budget_usd=200.0))
+    share = PoolShare(1, 1, 1, 1)
+    with Store.open(f"sqlite:///{tmp_path}/store.db") as store:
+        store.put_allotment(PoolAllotment(pool, 1, {"gone": share}, (), datetime.now(UTC)))
+        store.note("gone", "vms", 10.0, 50.0, name="gone", user="ann")
+        store.note("another", "vms", 10.0, 70.0, name="another", user="ann")
+        [found] = [one for one in show_pools(Local(store=store)).pools if one.name == "gpu"]
+
+    assert found.vms is not None
+    assert (found.vms.budget_usd, found.vms.left_usd, found.free) == (200.0, 150.0, 8)
+    text = " ".join(str(line) for line in pool_text(found))
+    assert "up to 8 spot VMs e2-standard-4 of gcp/us-central1" in text
+    assert "$150.00 of $200.00 are left of its budget of this month" in text

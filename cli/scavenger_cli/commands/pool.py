@@ -74,7 +74,14 @@ def show(
 def pool_text(one: pools.SharedPool) -> Iterator[RenderableType]:
     """A pool for people."""
     each = ", one job at a time has all of them" if one.whole else f", shared out by {one.policy}"
-    yield Text(f"Pool {one.name}: {plural(one.slots, 'slot')}{each}; {one.free} free")
+    slots, vms = plural(one.slots, "slot"), one.vms
+    if vms is not None:
+        kind = "spot VM" if vms.spot else "VM"
+        slots = f"up to {plural(one.slots, kind)} {vms.vm} of {vms.infra}"
+    yield Text(f"Pool {one.name}: {slots}{each}; {one.free} free")
+    if vms is not None and vms.budget_usd is not None:
+        left_usd = max(0.0, vms.left_usd or 0.0)
+        yield Text(f"{money(left_usd)} of {money(vms.budget_usd)} are left of its budget of this month")
     if not one.jobs:
         yield Text("No job waits or runs.")
         return
