@@ -86,7 +86,8 @@ def standing_pools(store: Store) -> dict[str, PoolStanding]:
     cloud = LocalCloud()
     price, _ = cloud.cpu_price()
     on_record = {one.pool.name: one for one in store.pools()}
-    known = pools_of(load_settings().pool, cloud.capacity()[0], vm_usd_per_hour)
+    others = {name: one for name, one in load_settings().pool.items() if name not in on_record}
+    known = pools_of(others, cloud.capacity()[0], vm_usd_per_hour)
     known |= {name: one.pool for name, one in on_record.items()}
     backlog = store.backlog(store.me().host, os.getuid(), None)
     by_pool: dict[str, list[Submission | RunnerSeen]] = {name: [] for name in known}
