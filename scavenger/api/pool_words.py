@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scavenger.api.pools import ANOTHERS, Gain, Span
+from scavenger.api.pools import Gain, Span
+from scavenger.domain.pool import ANOTHERS
 from scavenger.presentation.formatting import UNKNOWN, clean, duration
 
 __all__ = ["ANOTHERS", "NOW", "gained", "ranged", "title", "within"]

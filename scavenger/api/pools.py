@@ -12,6 +12,7 @@ from scavenger.api.calls import Local, call
 from scavenger.api.forms import JobKey
 from scavenger.api.submitting import JobRequest
 from scavenger.api.values import Answer
+from scavenger.domain.pool import ANOTHERS
 from scavenger.errors import ConfigurationError, NotFoundError
 from scavenger.presentation.formatting import duration
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 MOVES_SHOWN = 10
 EXPLAINED_MAX = 100
 """So many jobs of a pool are told why they have what they have."""
-ANOTHERS = "another user's"
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,9 +265,9 @@ def share_of(at: Local, pool: PoolStanding, row: int) -> ShareAnswer:
         name=one.job.name,
         slots=found.slots,
         held=found.held,
-        why=in_words(found, names) + _promoted(pool, row, found.slots),
-        more=_sized(at, pool, found.more),
-        less=_sized(at, pool, found.less),
+        why=in_words(found, names, known=pool.decision.known(row)) + _promoted(pool, row, found.slots),
+        more=_sized(at, pool, found.more, row),
+        less=_sized(at, pool, found.less, row),
     )
 
 
@@ -358,7 +358,8 @@ def shared(
         start, end, usd = _spans(coming, row)
         state = "waiting" if job.queued else "starting" if job.standing is None else job.standing.state
         told = row < EXPLAINED_MAX and mine and not pool.pool.whole
-        why = in_words(explain(seen, rules, row), titles) if told else ""
+        known = pool.decision.known(row)
+        why = in_words(explain(seen, rules, row), titles, known=known) if told else ""
         jobs.append(
             SharingJob(
                 id=job.id if mine else None,
@@ -438,8 +439,9 @@ def _gain(at: Local, pool: PoolStanding, one: Other) -> Gain:
     return Gain(*_shown(at, pool, one.job), one.slots, one.more, _finite(one.sooner_s))
 
 
-def _sized(at: Local, pool: PoolStanding, step: Step | None) -> Sized | None:
+def _sized(at: Local, pool: PoolStanding, step: Step | None, row: int) -> Sized | None:
     if step is None:
         return None
     others = tuple(_gain(at, pool, one) for one in step.others)
-    return Sized(step.slots, _finite(step.faster), _finite(step.sooner_s), step.idle, others)
+    faster = _finite(step.faster) if pool.decision.known(row) else None
+    return Sized(step.slots, faster, _finite(step.sooner_s), step.idle, others)

@@ -23,6 +23,9 @@ POOL = "pool"
 MACHINE = "local"
 """The pool of jobs with `infra: local`, which is there without any settings."""
 
+ANOTHERS = "another user's"
+"""The name of a job for who may not see it."""
+
 PolicyName = Literal[
     "fifo", "even", "srtf", "fair", "throughput", "tiresias", "elastic-tiresias", "goodput", "worth"
 ]
@@ -183,7 +186,7 @@ class PoolShare:
 
     Attributes:
         since: Number of the allotment by which `told` was set.
-        reason: Why it has so many, in words and numbers.
+        reason: What the next slots would bring it and who has them, in words and numbers, when `told` was set.
         level: Its queue, as its policy last said.
         promoted_slot_s: What it had attained when it was promoted last; 0 if it never was.
         at: When `told` became, or ceased to be, 0: since then it waits, or has slots. None if it never had any.

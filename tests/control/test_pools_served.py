@@ -15,7 +15,7 @@ import pytest
 from scavenger.control.service.pools import DECIDE_S, Pools, PoolsDecided
 from scavenger.domain.intent import Fence
 from scavenger.domain.operation import TakeShare
-from scavenger.domain.pool import JobStanding, Pool, PoolShare, PoolVms
+from scavenger.domain.pool import JobStanding, Pool, PoolShare, PoolVms, RatePoint
 from scavenger.domain.submission import NewSubmission, Submission, runner_lease
 from scavenger.store import Store
 from scavenger.store.records import OperationRecord
@@ -83,7 +83,8 @@ class World:
         """Train with so many workers; obeyed is the number of the last allotment unless it is given."""
         fence = self.fences[job_id]
         number = self.share(job_id).since if obeyed is None else obeyed
-        standing = JobStanding(fence.token, "training", size, number, size=size)
+        curve = (RatePoint(1, 10.0, True), RatePoint(4, 25.0, True))
+        standing = JobStanding(fence.token, "training", size, number, size=size, curve=curve)
         assert self.store.stand(fence, job_id, standing)
 
     def asked(self, job_id: str) -> OperationRecord:
@@ -113,6 +114,17 @@ def both(world: World) -> tuple[Submission, Submission]:
     second = world.submit("second")
     world.decide()
     return first, second
+
+
+def test_each_change_is_on_record_with_what_the_next_slot_would_bring_and_who_has_it(world: World) -> None:
+    first, _ = both(world)
+
+    shrunk, begun = (one.moves for one in world.store.allotments("gpu", 2))
+    why = "one more makes it 33.3% faster, and would come from second (2 to 1)"
+    assert begun == ("first begins with 4 slots: it may have no more",)
+    assert shrunk == (f"first shrinks to 2 slots: {why}",)
+    assert world.share(first.id).reason == why
+    assert world.asked(first.id).operation == TakeShare(2, world.share(first.id).since, why)
 
 
 def test_a_job_that_does_not_answer_keeps_its_slots_and_is_named_after_its_limit(world: World) -> None:
@@ -163,7 +175,9 @@ def test_the_next_server_begins_nothing_twice_and_gives_a_job_its_time_anew(worl
 
     world.serve()
     assert world.decide() == PoolsDecided(frozenset(), world.pools.waiting, ())
-    assert world.asked(first.id).operation == TakeShare(2, world.share(first.id).since)
+    asked = world.asked(first.id).operation
+    assert isinstance(asked, TakeShare)
+    assert (asked.slots, asked.allotment) == (2, world.share(first.id).since)
     assert world.pools.late == {}
     for _ in range(int(CHANGE_S / DECIDE_S) + 1):
         world.decide()

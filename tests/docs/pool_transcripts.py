@@ -20,6 +20,8 @@ from scavenger.api.pools import PoolMove, brought, share_of, shared
 from scavenger.control.pools.standing import PoolStanding
 from scavenger.domain.pool import JobStanding, Pool, PoolAllotment, PoolShare, RatePoint, WorkLeft
 from scavenger.domain.submission import NewSubmission, RunnerStarts, Submission
+from scavenger.scheduler.jobs.explaining import explain as explain_slots
+from scavenger.scheduler.jobs.explaining import further
 from scavenger.scheduler.jobs.forecast import NewJob
 from scavenger.scheduler.jobs.seeing import PoolJob, Sizes
 from tests.docs.transcripts import written
@@ -74,9 +76,11 @@ def _printed(parts: Iterable[RenderableType]) -> str:
 
 def pool() -> str:
     """`scavenger pool`."""
-    moves = ("speech begins with 2 slots", "digits shrinks to 2 slots")
+    standing = _standing()
+    why = further(explain_slots(standing.decision.seen, standing.rules, 0), list(_IDS))
+    moves = ("speech begins with 2 slots", f"digits shrinks to 2 slots: {why}")
     told = tuple(PoolMove(AT, move) for move in moves)
-    return _printed(pool_text(shared(Local(), _standing(), {}, told)))
+    return _printed(pool_text(shared(Local(), standing, {}, told)))
 
 
 def explain() -> str:

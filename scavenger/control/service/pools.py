@@ -16,18 +16,30 @@ from datetime import datetime
 from scavenger.control.pools.asked import Asked, AskedJobs
 from scavenger.control.pools.rented import MeansKnown
 from scavenger.control.pools.standing import change_limit_s, pool_job, sizes_by_file
-from scavenger.domain.operation import TakeShare
-from scavenger.domain.pool import JobStanding, Pool, PoolAllotment, PoolShare, pool_of
+from scavenger.domain.operation import REASON_MAX, TakeShare
+from scavenger.domain.pool import ANOTHERS, JobStanding, Pool, PoolAllotment, PoolShare, pool_of
 from scavenger.domain.submission import Backlog, RunnerSeen, Submission
-from scavenger.presentation.formatting import duration, plural
+from scavenger.presentation.formatting import clean, duration, plural
+from scavenger.scheduler.jobs.explaining import explain, further
 from scavenger.scheduler.jobs.moving import Move, Wanted, moves, next_allotment
-from scavenger.scheduler.jobs.seeing import PoolDecision, PoolJob, Sizes, decided, limits_of, sizes_in
+from scavenger.scheduler.jobs.seeing import (
+    PoolDecision,
+    PoolJob,
+    Sizes,
+    decided,
+    limits_of,
+    rules_of,
+    sizes_in,
+    users_of,
+)
 from scavenger.store import Store
 
 logger = logging.getLogger(__name__)
 
 DECIDE_S = 10.0
 """A pool is decided on anew after so long, whatever happens."""
+_EXPLAINED_MAX = 20
+"""So many of the changes of one decision are told with their reasons."""
 
 
 @dataclass(slots=True)
@@ -183,8 +195,10 @@ class Pools:
     ) -> tuple[PoolDecision, tuple[Move, ...], PoolAllotment]:
         number = 1 if last is None else last.number + 1
         decision = decided(pool, jobs, number - 1, means=self._means[pool.name].at(now))
-        shares, done = moves(pool, jobs, _wanted(pool, decision), number, now, slots=decision.seen.slots)
+        shares, done = moves(pool, jobs, _wanted(decision), number, now, slots=decision.seen.slots)
         names = {one.id: one.job.name for one in here}
+        for move in done[:_EXPLAINED_MAX]:
+            shares[move.job] = replace(shares[move.job], reason=_reason(pool, decision, move.job, names))
         following = next_allotment(last, pool, shares, done, names, now)
         if following is None:
             assert last is not None
@@ -200,7 +214,10 @@ class Pools:
             if move.kind == "begin":
                 continue
             self._asked.ask(move)
-            self._store.submit_operation(move.job, TakeShare(move.slots, allotment.number), f"pool {name}")
+            why = clean(allotment.shares[move.job].reason)[:REASON_MAX]
+            self._store.submit_operation(
+                move.job, TakeShare(move.slots, allotment.number, why), f"pool {name}"
+            )
             told.append(move.job)
         return told
 
@@ -271,8 +288,8 @@ def _missing(name: str) -> str:
     return f"there is no pool {name}: [pool.{name}] in the settings file, or `scavenger serve --pool FILE`, makes it"
 
 
-def _wanted(pool: Pool, decision: PoolDecision) -> dict[str, Wanted]:
-    """What each job shall have, and why."""
+def _wanted(decision: PoolDecision) -> dict[str, Wanted]:
+    """What each job shall have."""
     allotment, slots = decision.allotment, decision.slots
     wanted = {}
     for row, job in enumerate(decision.jobs):
@@ -280,33 +297,21 @@ def _wanted(pool: Pool, decision: PoolDecision) -> dict[str, Wanted]:
         before = 0.0 if job.share is None else job.share.promoted_slot_s
         wanted[job.id] = Wanted(
             slots[job.id],
-            _reason(pool, decision, row),
             int(allotment.level[row]),
             attained if allotment.promoted[row] else before,
         )
     return wanted
 
 
-def _reason(pool: Pool, decision: PoolDecision, row: int) -> str:
-    """Why a job has so many slots."""
-    job, seen = decision.jobs[row], decision.seen
-    has = decision.slots[job.id]
-    if pool.whole:
-        return "it has the machine as a whole" if has else "one job at a time has this machine"
-    if not has:
+def _reason(pool: Pool, decision: PoolDecision, job_id: str, names: Mapping[str, str]) -> str:
+    """Why a job has so many slots, for its user."""
+    row = next((row for row, job in enumerate(decision.jobs) if job.id == job_id), None)
+    if row is None or pool.whole:
         return ""
-    if seen.standing.fixed[row] and not job.queued:
-        why = "it cannot change now"
-        if job.standing is not None and job.standing.refusing:
-            why = job.standing.refusing
-        return f"{plural(has, 'slot')}: {why}"
-    if has >= int(seen.claims.most[row]):
-        return f"{plural(has, 'slot')}, the most that it may have"
-    rates = seen.curves.rates[row]
-    if rates[has] <= 0.0:
-        return plural(has, "slot")
-    gain = (rates[has + 1] / rates[has] - 1.0) * 100.0
-    return f"{plural(has, 'slot')}; a further one would bring it {gain:+.0f} %, less than elsewhere or none is free"
+    user = decision.jobs[row].user
+    titles = [names[job.id] if job.user == user else ANOTHERS for job in decision.jobs]
+    found = explain(decision.seen, rules_of(pool, users_of(decision.jobs)), row)
+    return further(found, titles, known=decision.known(row))
 
 
 def _waiting(

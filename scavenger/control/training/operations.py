@@ -121,7 +121,9 @@ class OperationHandler:
             self._answer(self._taken, "refused", refusal)
         elif self._pausing:
             # answered with the job's end, too
-            self._pause(f"{PAUSED_BY} {self._pool}")
+            share = self._taken.operation
+            why = f": {share.reason}" if isinstance(share, TakeShare) and share.reason else ""
+            self._pause(f"{PAUSED_BY} {self._pool}{why}")
 
     @property
     def _pausing(self) -> bool:
@@ -175,6 +177,8 @@ class OperationHandler:
 
     def _perform(self, operation: Operation, trainer: Trainer) -> tuple[bool, str]:
         reason = f"asked to {describe(operation)}"
+        if isinstance(operation, TakeShare) and operation.reason:
+            reason += f": {operation.reason}"
         match operation:
             case ScaleTo(workers):
                 return self._scale(workers, reason, trainer)

@@ -193,21 +193,31 @@ def further_slot(seen: PoolSeen, rules: Rules, node: int) -> tuple[Other, ...]:
     )
 
 
-def in_words(found: Explanation, names: Sequence[str]) -> str:
-    """The reason for a share in a sentence.
+def in_words(found: Explanation, names: Sequence[str], *, known: bool = True) -> str:
+    """The reason for a share in a sentence; see `further`."""
+    has = f"has {plural(found.slots, 'slot')}" if found.slots else "waits"
+    return (
+        f"{has}{'; ' if found.slots and found.more is not None else ': '}{further(found, names, known=known)}"
+    )
+
+
+def further(found: Explanation, names: Sequence[str], *, known: bool = True) -> str:
+    """What the next slots would bring a job, and who has them; or why there are none.
 
     Args:
         names: Of all jobs, by row.
+        known: Whether the job's speed with other numbers of slots is known.
     """
-    if found.more is None:
-        has = f"has {plural(found.slots, 'slot')}" if found.slots else "waits"
-        return f"{has}: {found.why_no_more}"
     more = found.more
+    if more is None:
+        return found.why_no_more
     if found.slots == 0:
-        has = f"waits: needs {plural(more.slots, 'slot')}, {found.free} free"
-        return has + (f", and would take from {_owners(more.others, names)}" if more.others else "")
-    brings = f"has {plural(found.slots, 'slot')}; one more makes it {more.faster:.1%} faster"
-    if np.isfinite(more.sooner_s):
+        needs = f"needs {plural(more.slots, 'slot')}, {found.free} free"
+        return needs + (f", and would take from {_owners(more.others, names)}" if more.others else "")
+    brings = "one more makes it " + (
+        f"{more.faster:.1%} faster" if known else "faster by nobody knows how much"
+    )
+    if known and np.isfinite(more.sooner_s):
         brings += f", {duration(abs(more.sooner_s))} {'sooner' if more.sooner_s >= 0.0 else 'later'}"
     if not more.others:
         return f"{brings}, and is idle elsewhere" if more.idle else brings

@@ -38,12 +38,10 @@ class Wanted:
 
     Attributes:
         slots: What it shall have.
-        reason: Why, for its user.
         level, promoted_slot_s: As of `PoolShare`.
     """
 
     slots: int
-    reason: str = ""
     level: int = 0
     promoted_slot_s: float = 0.0
 
@@ -84,7 +82,7 @@ def moves(
             continue
         before = shares.get(job.id, PoolShare(0, 0, 0, number))
         shares[job.id] = replace(
-            before, slots=aim.slots, reason=aim.reason, level=aim.level, promoted_slot_s=aim.promoted_slot_s
+            before, slots=aim.slots, level=aim.level, promoted_slot_s=aim.promoted_slot_s
         )
         told = shares[job.id].told
         if not job.queued and aim.slots < told and not job.fixed:
@@ -114,19 +112,19 @@ def next_allotment(
     names: Mapping[str, str],
     now: datetime,
 ) -> PoolAllotment | None:
-    """The allotment to be recorded; None if nothing but a reason has changed since the last.
+    """The allotment to be recorded; None if nothing has changed since the last.
 
     Args:
         names: Of jobs, by their ids.
     """
-    if last is not None and last.pool == pool and _numbers(last.shares) == _numbers(shares):
+    if last is not None and last.pool == pool and last.shares == shares:
         return None
-    told = tuple(_told(move, names.get(move.job, move.job[:8])) for move in done)
+    told = tuple(
+        _told(move, names.get(move.job, move.job[:8]))
+        + (f": {why}" if (why := shares[move.job].reason) else "")
+        for move in done
+    )
     return PoolAllotment(pool, 1 if last is None else last.number + 1, dict(shares), told, now)
-
-
-def _numbers(shares: Mapping[str, PoolShare]) -> dict[str, PoolShare]:
-    return {job_id: replace(share, reason="") for job_id, share in shares.items()}
 
 
 def _told(move: Move, name: str) -> str:

@@ -301,6 +301,11 @@ class PoolDecision:
     seen: PoolSeen
     allotment: Allotment
 
+    def known(self, row: int) -> bool:
+        """Whether anything is known of a job's speed with other numbers of slots."""
+        standing = self.jobs[row].standing
+        return standing is not None and bool(standing.curve)
+
     @property
     def slots(self) -> dict[str, int]:
         """Workers that each job shall have, by its id."""
