@@ -118,6 +118,34 @@ def test_the_order_in_which_jobs_are_listed_does_not_matter(
     assert np.isclose(here.again_s, there.again_s) or here.again_s == there.again_s
 
 
+@examples(40)
+@given(pools(), rules(), st.floats(0.0, 0.999))
+def test_nothing_changes_before_a_policy_is_to_be_asked_again(
+    seen: PoolSeen, ruled: Ruled, part: float
+) -> None:
+    """If no work is done, nobody comes or ends. So who has his turn, because he waited for too long, keeps it."""
+    _, how = ruled
+    first = allot(seen, how)
+    now = with_allotment(seen, first)
+    passes_s = part * min(first.again_s, 1e5)
+    standing, runs = now.standing, now.held > 0
+    later = replace(
+        now,
+        standing=replace(
+            standing,
+            attained_slot_s=standing.attained_slot_s + now.held * passes_s,
+            waited_s=standing.waited_s + np.where(runs, 0.0, passes_s),
+            ran_s=standing.ran_s + np.where(runs, passes_s, 0.0),
+            left=np.where(np.isnan(standing.left), 1e4, standing.left),
+        ),
+    )
+    known = replace(now, standing=replace(standing, left=later.standing.left))
+    before = allot(known, how)  # what is unknown is taken for what a job has had, and that grows
+
+    if same(before.shares, now.shares):
+        assert same(allot(later, how).shares, now.shares)
+
+
 def test_a_slot_stays_where_it_is_unless_another_job_gains_more_than_the_change_costs() -> None:
     """Of two like jobs that with less to do shall have more; what costs a minute is not done for one that ends soon."""
     curve = np.array([[0.0, 1.0, 1.9, 2.7, 3.4]])

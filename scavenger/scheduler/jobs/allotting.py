@@ -53,9 +53,9 @@ def allot(seen: PoolSeen, rules: Rules) -> Allotment:
         now = with_allotment(now, Allotment(shares, plan.level, plan.promoted, inf, seen.number))
     slots = shares.by_job(seen.jobs)
     number = seen.number + (not same(shares, seen.shares))
-    return Allotment(
-        shares, plan.level, promoted, rules.policy.again_s(now, rules.patience, plan, slots), number
-    )
+    then = with_allotment(now, Allotment(shares, plan.level, plan.promoted, inf, seen.number))
+    again_s = rules.policy.again_s(then, rules.patience, plan, slots)
+    return Allotment(shares, plan.level, promoted, again_s, number)
 
 
 def _allot_types(seen: PoolSeen, rules: Rules) -> Allotment:

@@ -99,7 +99,8 @@ def ranked(seen: PoolSeen, patience: Patience, *keys: NDArray[np.generic]) -> In
         columns.append(-claims.priority)
     if patience.starved_s < inf:
         starved = raised(seen, patience)
-        columns += [np.where(starved, -standing.waited_s, 0.0), ~starved]
+        # who has his turn keeps it, though another's wait becomes longer than his was
+        columns += [np.where(starved, -standing.waited_s, 0.0), ~(starved & seen.runs), ~starved]
     if standing.fixed.any():
         columns.append(~(standing.fixed & seen.runs))
     return np.lexsort(columns)
@@ -189,6 +190,11 @@ class Fifo(Patient):
     def plan(self, seen: PoolSeen, patience: Patience) -> Plan:
         """See `Policy.plan`."""
         return rigid(seen, ranked(seen, patience, ~seen.runs), keeps=seen.standing.waited_s < patience.kept_s)
+
+    def again_s(self, seen: PoolSeen, patience: Patience, plan: Plan, slots: IntArray) -> float:
+        """See `Policy.again_s`: slots are kept for nobody for longer than that."""
+        kept_s = np.where(slots > 0, inf, patience.kept_s - seen.standing.waited_s)
+        return min(patience_ends(seen, patience, slots), soonest(kept_s))
 
 
 @dataclass(frozen=True, slots=True)
