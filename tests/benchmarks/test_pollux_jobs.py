@@ -61,6 +61,7 @@ def test_the_best_batch_size_is_at_least_as_good_as_what_users_ask_for(
     assert (work / curves[:, slots]).sum() <= 1.0001 * found.fixed_s(slots, batch)
 
 
+@pytest.mark.long
 def test_each_job_of_a_workload_ends_with_the_last_stage_of_its_own_model() -> None:
     jobs = pollux_jobs.adaptive(1, change_s=0.0)
     assert jobs.stages is not None

@@ -251,6 +251,7 @@ def test_vms_come_with_the_processes_and_go_with_them(scene: Scene) -> None:
     assert all(intent.state == "GONE" for intent in scene.store.intents())
 
 
+@pytest.mark.long
 def test_of_two_aggregator_vms_each_has_its_share_and_one_that_is_lost_comes_again_in_its_slot(
     scene: Scene,
 ) -> None:
@@ -408,6 +409,7 @@ def test_a_quota_that_answers_the_repeat_of_a_launch_is_named_and_ends_the_job_a
     assert [(one.state, one.ending) for one in scene.store.intents()] == [("GONE", "quota")]
 
 
+@pytest.mark.long
 def test_what_is_sold_out_is_waited_for(scene: Scene) -> None:
     for zone in scene.cloud.places:
         scene.cloud.stock_out(zone)
@@ -623,6 +625,7 @@ def test_a_spot_vm_that_cannot_be_had_is_followed_by_one_on_demand_and_that_is_s
     scene.until(lambda: any("on demand at $0.36 per hour instead of $0.1" in note for note in scene.notes))
 
 
+@pytest.mark.long
 def test_what_a_job_has_cost_never_shrinks_and_counts_no_attempt_twice(scene: Scene) -> None:
     fleet = scene.fleet(scene.job(), before_usd=0.0)
     scene.launch("w0")
@@ -638,6 +641,7 @@ def test_what_a_job_has_cost_never_shrinks_and_counts_no_attempt_twice(scene: Sc
     assert seen[-1] > seen[0]
 
 
+@pytest.mark.long
 def test_the_last_vm_of_a_type_goes_with_its_last_worker(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,7 @@ def test_three_trials_have_the_same_vms_and_the_study_ends_them(scene: Scene, ke
         assert holders == ["job", KEEPER_NAME] * 3
 
 
+@pytest.mark.long
 def test_a_vm_that_no_trial_takes_ends_within_its_time(scene: Scene) -> None:
     now = [0.0]
     kept = KeptVms("rates", 1.0, clock=lambda: now[0])
@@ -105,6 +106,7 @@ def test_a_vm_that_no_trial_takes_ends_within_its_time(scene: Scene) -> None:
     assert told[-1][0] == pytest.approx(kept.spent_usd)
 
 
+@pytest.mark.long
 def test_a_trial_that_wants_other_vms_rents_them_and_those_end(scene: Scene, kept: KeptVms) -> None:
     begin(scene, kept, "w0")
     end(scene)
@@ -148,6 +150,7 @@ def test_nothing_is_kept_for_which_there_is_no_money(scene: Scene, kept: KeptVms
     assert scene.alive() == []
 
 
+@pytest.mark.long
 def test_an_interrupted_end_is_no_clean_one(
     scene: Scene, kept: KeptVms, monkeypatch: pytest.MonkeyPatch
 ) -> None:

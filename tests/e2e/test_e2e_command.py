@@ -190,6 +190,7 @@ def test_a_program_that_starts_slowly_is_started_once_if_it_trains_shortly(
     assert len(first["search"]["profiled"]) == 1
 
 
+@pytest.mark.long
 def test_an_object_store_keeps_the_checkpoints_of_processes_on_this_machine(
     make_job: Callable[..., Job], mark: str, bucket: Bucket
 ) -> None:

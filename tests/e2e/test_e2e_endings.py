@@ -360,6 +360,7 @@ def test_a_worker_killed_in_the_profile_and_one_in_the_run_are_replaced_and_no_s
     assert report.result.metric.value == min(losses)
 
 
+@pytest.mark.long
 def test_a_killed_aggregator_and_a_killed_coordinator_are_replaced_and_no_step_is_lost(
     make_job: MakeJob,
 ) -> None:
@@ -473,6 +474,7 @@ def test_a_store_that_another_process_holds_a_newer_one_and_a_read_only_one_are_
         assert job.run().code == 9
 
 
+@pytest.mark.long
 def test_a_store_that_is_held_during_the_run_is_waited_for_while_training_goes_on(make_job: MakeJob) -> None:
     job = make_job(goal={"max_epochs": 12}, code=SLOW)
     job.store = f"{job.store}?timeout=0.2"

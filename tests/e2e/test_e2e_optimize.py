@@ -195,6 +195,7 @@ def test_a_second_run_profiles_nothing_and_predicts_from_history(first: First) -
     assert not report["curve_info"]["relative_only"]
 
 
+@pytest.mark.long
 def test_a_stored_model_of_another_machine_is_noticed_said_and_replaced_by_a_search(first: First) -> None:
     with Store.open(first.job.store) as store:
         newest = store.models()[0]

@@ -88,6 +88,7 @@ def test_lines_of_libraries_are_in_the_logs_and_what_the_users_code_prints_is_ke
     assert "mlflow.store" in logs["trackers.log"]
 
 
+@pytest.mark.long
 def test_a_script_is_run_without_a_line_of_others_and_keeps_what_it_prints(
     make_job: Callable[..., Job],
 ) -> None:

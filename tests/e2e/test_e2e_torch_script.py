@@ -47,6 +47,7 @@ def test_few_lines_make_a_script_elastic(example: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["ddp.py", "train.py"])
+@pytest.mark.long
 def test_both_do_the_same_with_torchrun(name: str, tmp_path: Path, mark: str) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     ran = subprocess.run(

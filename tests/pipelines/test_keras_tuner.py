@@ -172,6 +172,7 @@ class TestBuildInAWorker:
             hypermodel.build("hypermodel_code:none", {})
 
 
+@pytest.mark.long
 def test_rounds_of_hyperband_go_on_from_the_models_of_the_round_before(
     client: Client, tmp_path: Path
 ) -> None:

@@ -49,6 +49,7 @@ def environment() -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.timeout(900)  # a Ray begins, which takes minutes on a busy machine
+@pytest.mark.long
 def test_the_promising_trial_gets_the_workers_of_the_one_that_is_stopped(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:

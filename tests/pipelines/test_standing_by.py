@@ -51,6 +51,7 @@ def weights(path: str) -> list[Any]:
     return [np.asarray(value) for value in model.get_weights()]
 
 
+@pytest.mark.long
 def test_a_worker_that_stood_by_trains_bit_for_bit_as_a_new_one_and_ends_with_the_client(
     tmp_path: Path,
 ) -> None:

@@ -68,6 +68,7 @@ def share(run: Run, stage: Stage, *intents: str) -> None:
     run.until(done)
 
 
+@pytest.mark.long
 def test_they_go_to_the_vm_of_a_worker_that_joins_and_leave_that_of_one_that_leaves(tmp_path: Path) -> None:
     with job(tmp_path, workers=2, aggregators=4) as (run, stage):
         share(run, stage, "vm-0", "vm-1")

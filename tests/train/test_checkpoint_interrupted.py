@@ -130,6 +130,7 @@ def _holds(point: Point, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(1800)
+@pytest.mark.long
 def test_whatever_call_fails_or_kills_the_writer_a_whole_checkpoint_remains(tmp_path: Path) -> None:
     """At a sample of the calls, or at all of them (two minutes) where `SCAVENGER_EVERY_CALL` is set.
 

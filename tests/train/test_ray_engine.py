@@ -177,6 +177,7 @@ class TestRayEngine:
             assert {told.cause for told in ended} == {"found no host with capacity for it"}
             assert engine.running == ()
 
+    @pytest.mark.long
     def test_a_host_that_is_avoided_gets_no_more_processes_unless_there_is_no_other(
         self, cluster: Any, tmp_path: Path
     ) -> None:

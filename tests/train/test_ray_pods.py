@@ -79,6 +79,7 @@ def test_a_worker_waits_until_its_node_has_joined_ray_and_aggregators_stay_with_
     assert addresses.closed
 
 
+@pytest.mark.long
 def test_where_no_agent_can_be_run_workers_are_refused_with_the_reason(
     agents: AgentServer, tmp_path: Path
 ) -> None:

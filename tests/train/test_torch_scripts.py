@@ -55,7 +55,7 @@ def _script() -> Any:
 # ---- equal to plain PyTorch --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("processes", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_a_script_trains_as_python_would_whoever_joins_and_leaves(tmp_path: Path, processes: int) -> None:
     arguments = ["--workers", str(processes)]
     with driven(tmp_path, f"torch_script.py --workers {processes}", 3) as job:
@@ -94,6 +94,7 @@ def test_a_script_is_exact_while_batches_change_and_workers_join_leave_and_are_k
     assert_equal(state, replayed(arguments, job.steps))
 
 
+@pytest.mark.long
 def test_a_script_of_ddp_reaches_the_weights_of_torchrun(tmp_path: Path) -> None:
     with driven(tmp_path, "torch_script.py --ddp --epochs 3", 2) as job:
         job.job.resize(1, OWN, "one begins")
@@ -107,6 +108,7 @@ def test_a_script_of_ddp_reaches_the_weights_of_torchrun(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "options", [["--scaler", "--samples", "482"], ["--at-once", "3"]], ids=["scaler", "parts of a share"]
 )
+@pytest.mark.long
 def test_a_scaler_that_leaves_steps_out_and_shares_that_do_not_fit_change_nothing(
     tmp_path: Path, options: list[str]
 ) -> None:
@@ -122,6 +124,7 @@ def test_a_scaler_that_leaves_steps_out_and_shares_that_do_not_fit_change_nothin
     assert_equal(state, plainly(arguments, tmp_path))
 
 
+@pytest.mark.long
 def test_what_is_done_between_epochs_may_take_longer_than_a_step(tmp_path: Path) -> None:
     with driven(tmp_path, "torch_script.py --epochs 2 --pause 4", 1, step_s=1.0) as job:
         job.job.resize(1, 250, "begin")

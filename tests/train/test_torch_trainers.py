@@ -18,7 +18,7 @@ _SCRIPT = "torch_trainers.py"
     "arguments",
     [
         "transformers",
-        "lightning",
+        pytest.param("lightning", marks=pytest.mark.long),
         pytest.param("transformers --at-once 5", marks=pytest.mark.long),
         pytest.param("lightning --interval epoch", marks=pytest.mark.long),
         pytest.param("lightning --at-once 5", marks=pytest.mark.long),
@@ -41,7 +41,7 @@ def test_a_trainer_trains_as_it_would_alone_whoever_joins_and_leaves(tmp_path: P
     assert_equal(state, plainly(arguments.split(), tmp_path, script=_SCRIPT))
 
 
-@pytest.mark.parametrize("trainer", ["transformers", "lightning"])
+@pytest.mark.parametrize("trainer", [pytest.param("transformers", marks=pytest.mark.long), "lightning"])
 def test_an_epoch_ends_with_its_last_sample_whatever_the_batches_and_whoever_dies(
     tmp_path: Path, trainer: str
 ) -> None:

@@ -43,6 +43,7 @@ def test_a_job_outlives_one_of_its_vms_and_the_weights_are_those_of_one_process(
     assert_same_weights(got, plain_keras("slow", run.steps))
 
 
+@pytest.mark.long
 def test_a_lost_aggregator_goes_on_from_a_checkpoint_that_lies_with_the_leader_and_so_does_another_attempt(
     tmp_path: Path,
 ) -> None:

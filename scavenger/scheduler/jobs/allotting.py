@@ -36,20 +36,23 @@ def allot(seen: PoolSeen, rules: Rules) -> Allotment:
     """Share out a pool. Asked again about what it said, it says the same.
 
     Nodes may be too few for what a policy planned, so that others take the slots; and a job that loses its slots is one
-    that waits. A policy that knows of it may want other numbers: it is asked until it wants no more.
+    that waits. A policy that knows of it may want other numbers: it is asked until it wants no more. Where it goes
+    round in a circle, each is as good as the others: the first that comes again is taken, so asked from there it is
+    that one again.
     """
     if seen.jobs == 0:
         return Allotment(Shares.none(), seen.standing.level, seen.standing.fixed, inf, seen.number)
     if seen.nodes.types > 1:
         return _allot_types(seen, rules)
     promoted = np.zeros(seen.jobs, dtype=bool)
-    now = seen
+    now, before = seen, [seen.shares]
     for _ in range(_ROUNDS):
         plan = rules.policy.plan(now, rules.patience)
         shares = place(now, plan, rules.placement)
         promoted |= plan.promoted
-        if _settled(plan, shares, now):
+        if _settled(plan, shares) or any(same(shares, one) for one in before):
             break
+        before.append(shares)
         now = with_allotment(now, Allotment(shares, plan.level, plan.promoted, inf, seen.number))
     slots = shares.by_job(seen.jobs)
     number = seen.number + (not same(shares, seen.shares))
@@ -61,7 +64,7 @@ def allot(seen: PoolSeen, rules: Rules) -> Allotment:
 def _allot_types(seen: PoolSeen, rules: Rules) -> Allotment:
     """Each job gets a type of nodes, and the jobs of a type share its nodes; until nobody would change his type."""
     promoted = np.zeros(seen.jobs, dtype=bool)
-    now = seen
+    now, before = seen, [seen.shares]
     for _ in range(_ROUNDS):
         type_ = types_of(now, rules.policy, rules.patience)
         found = _parted(now, rules, type_)
@@ -70,8 +73,9 @@ def _allot_types(seen: PoolSeen, rules: Rules) -> Allotment:
                 break
             type_, found = better, _parted(now, rules, better)
         promoted |= found.promoted
-        if same(found.shares, now.shares):
+        if any(same(found.shares, one) for one in before):
             break
+        before.append(found.shares)
         now = with_allotment(now, found)
     return replace(found, promoted=promoted, number=seen.number + (not same(found.shares, seen.shares)))
 
@@ -93,14 +97,14 @@ def _parted(seen: PoolSeen, rules: Rules, type_: IntArray) -> Allotment:
     return Allotment(whole, level, promoted, again_s, seen.number)
 
 
-def _settled(plan: Plan, shares: Shares, seen: PoolSeen) -> bool:
+def _settled(plan: Plan, shares: Shares) -> bool:
     """Whether the policy would say the same of a pool in which everybody has these shares."""
-    slots = shares.by_job(seen.jobs)
+    if plan.tentative:
+        return False
+    slots = shares.by_job(len(plan.slots))
     if np.array_equal(slots, plan.slots):
         return True
-    if not plan.by_number and np.array_equal(slots > 0, plan.slots > 0):
-        return True
-    return same(shares, seen.shares)
+    return not plan.by_number and np.array_equal(slots > 0, plan.slots > 0)
 
 
 def with_allotment(seen: PoolSeen, allotment: Allotment) -> PoolSeen:

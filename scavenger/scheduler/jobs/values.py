@@ -303,6 +303,7 @@ class Plan:
         promoted: Whose `attained_slot_s` begins at 0 again.
         by_number: Whether the policy would say something else if a job had another number of slots, and not only if
             other jobs had any.
+        tentative: Whether it might say something else once its own numbers are held.
     """
 
     slots: IntArray
@@ -313,6 +314,7 @@ class Plan:
     level: IntArray
     promoted: BoolArray
     by_number: bool = False
+    tentative: bool = False
 
 
 @dataclass(frozen=True, slots=True)

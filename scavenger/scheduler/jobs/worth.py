@@ -96,9 +96,9 @@ class Worth(Patient):
         first = claims.priority > claims.priority.min()
         wanted |= first | raised(seen, patience) | standing.fixed | due
         begins = admit(order, np.where(wanted, need, 0), seen.slots)
-        if np.array_equal(begins, filled > 0) and (filled >= need)[begins].all():
-            slots = filled
-        else:
+        tentative = not (np.array_equal(begins, filled > 0) and (filled >= need)[begins].all())
+        slots = filled
+        if tentative:  # some of it went to those who do not begin
             slots = fill.slots(np.where(begins, need, 0), np.where(begins, most, 0))
         idle = seen.slots - int(slots.sum())
         if idle > 0:
@@ -106,7 +106,7 @@ class Worth(Patient):
             if others.any():
                 begins |= others
                 slots = fill.slots(np.where(others, need, slots), np.where(begins, most, 0))
-        return replace(elastic(seen, order, slots), by_number=bool(bonus.any()))
+        return replace(elastic(seen, order, slots), by_number=bool(bonus.any()), tentative=tentative)
 
     def again_s(self, seen: PoolSeen, patience: Patience, plan: Plan, slots: IntArray) -> float:
         """See `Policy.again_s`: who may wait until the deadline of another begins then."""
