@@ -167,6 +167,10 @@ def test_ranges_are_in_order_and_nothing_is_told_of_unknown_work(seen: PoolSeen,
     assert np.all(found.start_s.middle[known] <= found.end_s.middle[known])
 
 
+_HORIZON_S = 5e4
+"""Two gangs that wait for too long take turns of 1000 s, and a forecast looks so far only as its time allows."""
+
+
 @examples(20)
 @given(pools(), rules())
 def test_a_standing_pool_without_slots_is_a_trace_whose_jobs_all_arrive_at_once(
@@ -187,8 +191,10 @@ def test_a_standing_pool_without_slots_is_a_trace_whose_jobs_all_arrive_at_once(
         standing=Standing(whole, nothing, nothing, nothing, work, nothing, change_s, whole > 0),
         shares=Shares.none(),
     )
-    run = simulate(Workload(claims, seen.curves, work, work, nothing, change_s), seen.nodes, how, until_s=1e6)
-    found = forecast(begin, how, horizon_s=1e6)
+    run = simulate(
+        Workload(claims, seen.curves, work, work, nothing, change_s), seen.nodes, how, until_s=_HORIZON_S
+    )
+    found = forecast(begin, how, horizon_s=_HORIZON_S)
 
     assert found.end_s.middle.tolist() == run.completion_s.tolist()
     assert found.slot_s.middle[np.isfinite(run.completion_s)].tolist() == pytest.approx(
