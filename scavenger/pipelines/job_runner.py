@@ -468,7 +468,10 @@ class JobRunner:
         So of two programs neither gets what the other one has. A server does it when a job is submitted to it.
 
         Args:
-            study, job_id, budget_usd, most_usd: As of `Ledger.claim`.
+            study: As of `Ledger.claim`.
+            job_id: Likewise.
+            budget_usd: Likewise.
+            most_usd: Likewise.
 
         Gives what the job may cost; None without a limit.
 
