@@ -47,11 +47,9 @@ StudyBudget = Annotated[
     ),
 ]
 StudyWorkers = Annotated[
-    int | None,
+    Annotated[int, Field(strict=True, ge=1, le=1_000_000), WHOLE] | None,
     Field(
-        strict=True,
-        ge=1,
-        description="Most workers that all jobs of this name and user have together, which must be in a pool.",
+        description="Most workers that all jobs of this name and user have together, which must be in a pool."
     ),
 ]
 
