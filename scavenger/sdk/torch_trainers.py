@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import math
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ __all__ = ["LightningTrainer", "Trainer", "TransformersTrainer", "trainer_of"]
 _ROUNDS = "the {} epochs of the trainer are over"
 
 
-class Trainer:
+class Trainer(ABC):
     """What the trainers have in common: they make the model's parts when they begin, and the job takes them then.
 
     Args:
@@ -44,9 +45,9 @@ class Trainer:
         self.objects = (trainer,)
         self._refuse(self._unsupported())
 
+    @abstractmethod
     def _unsupported(self) -> str:
         """What of the trainer's settings a job does not do, and what to write; empty for nothing."""
-        raise NotImplementedError
 
     def _refuse(self, what: str) -> None:
         if what:

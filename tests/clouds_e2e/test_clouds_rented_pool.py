@@ -14,6 +14,7 @@ import pytest
 from cloud_jobs import CloudJob, assert_nothing_left, paid_usd
 from real_jobs import MARK
 from rented import Rented
+from sleeping_loop import SLEEPING_LOOP
 from waiting import wait_for
 
 from scavenger.store import Store
@@ -21,23 +22,6 @@ from scavenger.store import Store
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 MakeJob = Callable[..., CloudJob]
-SHARDS, SHARD = 8, 64
-_MODULE = f"""
-import time
-import numpy as np
-from scavenger.sdk import LoopJob, loop
-
-def train():
-    state = {{"w": np.zeros(2)}}
-    job = loop.init([{SHARD}] * {SHARDS}, state=lambda: state, load=state.update)
-    for _ in job.epochs():
-        for batch in job.batches():
-            time.sleep(0.004 * len(batch))
-            state["w"] = state["w"] + job.push_pull({{"w": np.ones(2)}}, samples=len(batch))["w"]
-            job.notify_batch_end(loss=1.0)
-
-job = LoopJob(train)
-"""
 
 
 def _job(make_job: MakeJob, name: str, *, epochs: int) -> CloudJob:
@@ -53,7 +37,7 @@ def _job(make_job: MakeJob, name: str, *, epochs: int) -> CloudJob:
         "checkpoint": {"path": "./saved", "every_steps": 40},
     }
     job.file.write_text(json.dumps(spec))
-    (job.folder / "train.py").write_text(_MODULE)
+    (job.folder / "train.py").write_text(SLEEPING_LOOP)
     return job
 
 

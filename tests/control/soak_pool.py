@@ -39,6 +39,7 @@ from tests.control.soak import Serving, Soak, database_of  # puts the folders of
 sys.path.insert(0, str(soak.ROOT / "tests" / "lean"))
 
 from audits import AUDIT_FILE, verify_audit
+from sleeping_loop import SHARD, SHARDS, SLEEPING_LOOP
 
 from scavenger.cloud.local import LocalCloud
 from scavenger.domain.submission import Submission, runner_lease
@@ -51,7 +52,6 @@ POLICIES = ("even", "worth", "fair", "elastic-tiresias", "goodput")
 USERS = ("ann", "bob")
 MARK = "SCAVENGER_SOAK"
 """Variable of the environment of all processes of a soak."""
-SHARDS, SHARD = 8, 64
 WATCH_S = 0.3
 LEFT_S = 20.0
 """How long processes may take to end with the jobs and the servers."""
@@ -59,22 +59,6 @@ _SECONDS = 5.0
 """So many slot-seconds, and 2 %, may pass between a moment and its record."""
 _SERVE = "from scavenger_cli.main import main; main()"
 _POOLS = f"[pool.{POOL}]\nslots = {SLOTS}\npolicy = '{{policy}}'\nstarved = '5m'\n"
-_LOOP = f"""\
-import time
-import numpy as np
-from scavenger.sdk import LoopJob, loop
-
-def train():
-    state = {{"w": np.zeros(2)}}
-    job = loop.init([{SHARD}] * {SHARDS}, state=lambda: state, load=state.update)
-    for _ in job.epochs():
-        for batch in job.batches():
-            time.sleep(0.004 * len(batch))
-            state["w"] = state["w"] + job.push_pull({{"w": np.ones(2)}}, samples=len(batch))["w"]
-            job.notify_batch_end(loss=1.0)
-
-job = LoopJob(train)
-"""
 _KERAS = f"""\
 import keras
 import numpy as np
@@ -145,7 +129,7 @@ class PoolSoak(Soak):
         self._token = self._rng.choice(self._tokens)
         keras, least = self._rng.random() < 0.08, self._rng.choice((1, 1, 1, 2))
         most = self._rng.choice((least, 2, 4, 4))
-        (folder / "train.py").write_text(_KERAS if keras else _LOOP)
+        (folder / "train.py").write_text(_KERAS if keras else SLEEPING_LOOP)
         job = _JOB.format(
             name=folder.name,
             pool=POOL,

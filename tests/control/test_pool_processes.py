@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from audits import AUDIT_FILE, verify_audit
+from sleeping_loop import SHARD, SHARDS, SLEEPING_LOOP
 from waiting import wait_for
 
 from scavenger.control.jobs.prepared import prepare_job
@@ -26,23 +27,6 @@ from scavenger.store import Store
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-SHARDS, SHARD = 8, 64
-_MODULE = f"""
-import time
-import numpy as np
-from scavenger.sdk import LoopJob, loop
-
-def train():
-    state = {{"w": np.zeros(2)}}
-    job = loop.init([{SHARD}] * {SHARDS}, state=lambda: state, load=state.update)
-    for _ in job.epochs():
-        for batch in job.batches():
-            time.sleep(0.004 * len(batch))
-            state["w"] = state["w"] + job.push_pull({{"w": np.ones(2)}}, samples=len(batch))["w"]
-            job.notify_batch_end(loss=1.0)
-
-job = LoopJob(train)
-"""
 
 
 @dataclass
@@ -68,7 +52,7 @@ class World:
     ) -> Submission:
         folder = self.folder / name
         folder.mkdir()
-        (folder / "train.py").write_text(_MODULE)
+        (folder / "train.py").write_text(SLEEPING_LOOP)
         spec = {
             "version": 1,
             "name": study or name,
