@@ -53,7 +53,7 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[plots,parquet,postgresql,server,otel,ray,gcp,aws,kubernetes,operator,optuna,keras-tuner,ray-tune,compare,trainers,mlflow,tensorboard,docs,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[plots,parquet,postgresql,server,otel,ray,gcp,aws,kubernetes,operator,optuna,keras-tuner,ray-tune,compare,trainers,jax,mlflow,tensorboard,docs,dev]'
 	$(BIN)/python -m compileall -q scavenger cli benchmarks  # once, instead of in each process of the tests
 	@touch $@
 

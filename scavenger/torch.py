@@ -66,4 +66,4 @@ def log(**metrics: float) -> None:
     """
     run = script.current()
     if run is not None:
-        run.log(metrics)
+        run.ready("log").log(metrics)

@@ -74,7 +74,9 @@ VerboseOption = Annotated[
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.")]
 JobFileOrScript = Annotated[
     Path,
-    typer.Argument(metavar="FILE", help="The job file, or a script that calls fit or scavenger.torch."),
+    typer.Argument(
+        metavar="FILE", help="The job file, or a script that calls fit, scavenger.torch or scavenger.jax."
+    ),
 ]
 ScriptArguments = Annotated[
     list[str] | None, typer.Argument(metavar="ARGUMENT", help="Arguments of the script, after --.")

@@ -307,8 +307,8 @@ class JobSpec(FrozenModel):
     name: JobName = Field(description="The job's name.", examples=["digits-cnn"])
     train: TrainingText | None = Field(
         default=None,
-        description="The training code in the job file's folder: module:object, or a script that calls fit or "
-        "scavenger.torch, with its arguments, as train.py --epochs 5; or run.",
+        description="The training code in the job file's folder: module:object, or a script that calls fit, "
+        "scavenger.torch or scavenger.jax, with its arguments, as train.py --epochs 5; or run.",
         examples=["train:job"],
     )
     run: RunText | None = Field(

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The training code as a script that calls `fit` or `scavenger.torch`, with its arguments: `train.py --epochs 5`.
+    """The training code as a script with its arguments, as `train.py --epochs 5`.
+
+    It calls `fit`, or `prepare` of `scavenger.torch` or `scavenger.jax`.
 
     Attributes:
         path: Of the script, in the job file's folder.

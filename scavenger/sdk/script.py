@@ -120,11 +120,11 @@ class ScriptRun:
         found = self.prepared.objects
         return found if len(found) != 1 else found[0]
 
-    def log(self, metrics: Mapping[str, float]) -> None:
-        """See `scavenger.torch.log`."""
+    def ready(self, call: str) -> Any:
+        """What the script has prepared, for a call that comes after `elastic.prepare`."""
         if self.prepared is None:
-            raise TrainingCodeError(f"{self.place()}: elastic.log comes after elastic.prepare")
-        self.prepared.log(metrics)
+            raise TrainingCodeError(f"{self.place()}: elastic.{call} comes after elastic.prepare")
+        return self.prepared
 
     # ---- its loops -----------------------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ _run: ScriptRun | None = None
 
 
 def begin(run: ScriptRun | None) -> None:
-    """Have the calls of `scavenger.torch` in this process be those of a run; None for the end of it."""
+    """Have the calls of `scavenger.torch` and `scavenger.jax` here be those of a run; None for the end of it."""
     global _run
     _run = run
     if run is None:

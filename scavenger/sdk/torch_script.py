@@ -7,12 +7,11 @@ see there.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,14 +19,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from scavenger.errors import ConfigurationError, NotSupportedError, TrainingCodeError
-from scavenger.sdk import loop
+from scavenger.errors import NotSupportedError, TrainingCodeError
 from scavenger.sdk.loop import Batch, Job
-from scavenger.sdk.script import ScriptRun, Skipped
+from scavenger.sdk.script import ScriptRun
+from scavenger.sdk.script_loop import Described, ElasticLoader, ScriptLoop, told_at
 from scavenger.sdk.torch import Array, Elastic
 from scavenger.sdk.torch_loader import BatchLoader
 
-__all__ = ["ElasticLoader", "TorchScript", "prepared"]
+__all__ = ["TorchScript", "prepared"]
 
 _SCHEDULE = "schedule"
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -143,7 +142,7 @@ class _Replica(Elastic):
             group["lr"] = group["lr"] * factor
 
 
-class TorchScript:
+class TorchScript(ScriptLoop):
     """Model, optimizer and loader of a script in a worker.
 
     Args:
@@ -165,10 +164,10 @@ class TorchScript:
     def __init__(
         self, run: ScriptRun, given: dict[str, Any], kinds: list[str], at_once: int | None = None
     ) -> None:
-        self._run, self._place, self._at_once = run, run.place(), at_once
-        self.batches = BatchLoader(given["loader"], run.seed, self._place)
+        super().__init__(run, BatchLoader(given["loader"], run.seed, run.place()))
+        self._at_once = at_once
         optimizer, scheduler = given["optimizer"], given.get("scheduler")
-        with _told_at(lambda: self._place):
+        with told_at(lambda: self._place):
             self.replica = _Replica(self, given)
         # Accelerate has schedules look at its own object around the optimizer
         if (
@@ -178,13 +177,6 @@ class TorchScript:
             raise TrainingCodeError(
                 f"{self._place}: the scheduler is of another optimizer than the one given"
             )
-        self._metrics: dict[str, float] = {}
-        self._loss: float | None = None
-        self.pass_ = 0
-        """Passes over the loader that the script has made or skipped."""
-        self._batch: Batch | None = None
-        self._part = range(0)
-        """The positions that are computed at once."""
         self._exchanged = self._stepped = False
         self._done = 0
         """Samples of the epoch that all workers have trained on, with the step at hand."""
@@ -195,15 +187,7 @@ class TorchScript:
         optimizer.register_step_post_hook(self._after_step)
         if scheduler is not None:
             self._schedule(scheduler)
-        self.job: Job | None = None
-        if not run.looks:
-            self.job = loop.init(
-                [self.batches.samples],
-                state=self._state,
-                load=self._load,
-                evaluate=lambda: dict(self._metrics),
-                apart=True,
-            )
+        self._join()
         self.items: float | None = None
         self.in_batches = True
         self.exchanged: Callable[..., None] = _nothing
@@ -221,45 +205,24 @@ class TorchScript:
         self._counted, self._done = (int(number) for number in state[_SCHEDULE])
         self.replica.load({name: array for name, array in state.items() if name != _SCHEDULE})
 
+    def described(self) -> Described:
+        module = self.replica.module
+        weights = sum(p.numel() for p in module.parameters() if p.requires_grad)
+        return Described(type(module).__name__, weights, type(self.replica.optimizer).__name__)
+
     # ---- the loop over the loader --------------------------------------------------------------------------
 
     def epoch(self) -> Iterator[Any]:
-        """The batches of this worker in the epoch, until it is over for all.
+        yield from super().epoch()
+        self._done = 0
 
-        Raises:
-            Skipped: If the job has this epoch behind it.
-        """
-        around = self._run.epoch_begins()
-        job = self.job
-        assert job is not None
-        if self._batch is not None:
-            self._refuse(
-                "the script left the loop over the loader before its end; the others wait for it there: let each "
-                "epoch end, and have the job's goal end training"
-            )
-        self._refuse_unprepared()
-        if not around and (job.epoch or self.pass_):
-            self._refuse(
-                "the loop over epochs is no `for` statement of the script, so a worker that joins could not begin in "
-                "the right one: write `for epoch in range(...)` there"
-            )
-        if self.pass_ < job.epoch:
-            self.pass_ += 1
-            raise Skipped
-        for batch in job.batches():
-            self._batch = batch
-            parts = self._parts(batch)
-            self._items.clear()
-            for number, self._part in enumerate(parts):
-                self._exchanged = self._stepped = False
-                if self._part:
-                    yield self.batches.read(job.epoch, parts, number, job.stride)
-                else:  # it counts for nothing, but the script does all that the others do
-                    yield self.batches.few(job.epoch)
-                self._end_part()
-            self._batch, loss, self._loss = None, self._loss, None
-            job.notify_batch_end(loss=loss)
-        self.pass_, self._done = job.epoch, 0
+    def _computed(self, job: Job, batch: Batch) -> Iterator[Any]:
+        parts = self._parts(batch)
+        self._items.clear()
+        for number in range(len(parts)):
+            self._exchanged = self._stepped = False
+            yield self._read(job, parts, number)
+            self._end_part()
 
     def _parts(self, batch: Batch) -> list[range]:
         """The positions of a batch, cut into as few parts of about one size as fit."""
@@ -276,7 +239,7 @@ class TorchScript:
                 "parts, write elastic.prepare(..., at_once=SAMPLES)"
             )
 
-    def _refuse_unprepared(self) -> None:
+    def _check(self) -> None:
         scheduled = getattr(self.replica.optimizer.step, "_wrapped_by_lr_sched", False)
         if scheduled and self.replica.scheduler is None:
             self._refuse(
@@ -284,9 +247,6 @@ class TorchScript:
                 "to elastic.prepare, too",
                 at=self._place,
             )
-
-    def _refuse(self, words: str, *, at: str = "") -> NoReturn:
-        raise TrainingCodeError(f"{at or self._run.place()}: {words}")
 
     # ---- within a batch ------------------------------------------------------------------------------------
 
@@ -316,7 +276,7 @@ class TorchScript:
             self.replica.add_kept(items, sum(self._items))
         if self.items is not None:
             self.replica.weigh(sum(self._items) / max(1, len(batch)))
-        with _told_at(self._run.place):
+        with told_at(self._run.place):
             self.replica.average(job)
         self._done += job.samples
         self.exchanged(epoch_over=job.epoch_over)
@@ -374,72 +334,6 @@ class TorchScript:
             kind.__name__, (kind,), {"step": by_samples}
         )  # what it keeps stays as it is
 
-    # ---- what the script tells -----------------------------------------------------------------------------
-
-    def log(self, metrics: Mapping[str, float]) -> None:
-        """See `scavenger.torch.log`."""
-        for name, value in metrics.items():
-            try:
-                number = float(value)
-            except (TypeError, ValueError):
-                self._refuse(f"elastic.log({name}=...) takes a number, not {type(value).__name__}")
-            if name == "loss" and (batch := self._batch) is not None:
-                before = self._loss if self._part.start > batch.start and self._loss else 0.0
-                self._loss = before + number * len(self._part) / max(1, len(batch))
-            else:
-                self._metrics[name] = number
-
-    def end(self, why: str) -> None:
-        """Tell the job that the script has left its loop over epochs; returns only by `Left`."""
-        job = self.job
-        if job is None:
-            return
-        if self._batch is not None:
-            self._refuse(
-                "the script left the loop over the loader before its end; the others wait for it there"
-            )
-        while True:
-            for _ in job.batches():
-                break
-            else:
-                continue
-            raise TrainingCodeError(
-                f"{self._run.place()}: {why} after epoch {job.epoch}, before the goal of the job is reached: lower "
-                "goal.max_epochs, or give the script more epochs"
-            )
-
 
 def _nothing(**_: Any) -> None:
     """What is done where nobody asks for more."""
-
-
-class ElasticLoader:
-    """The loader that a script in a job loops over; it has the attributes of the one that was given.
-
-    Its length is that of an epoch in the present batch of the job.
-    """
-
-    def __init__(self, script: TorchScript, loader: Any) -> None:
-        self._script, self._loader = script, loader
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._script.epoch()
-
-    def __len__(self) -> int:
-        job, batches = self._script.job, self._script.batches
-        stride = 0 if job is None else job.stride
-        return -(-batches.samples // stride) if stride else batches.steps
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-
-@contextlib.contextmanager
-def _told_at(place: Callable[[], str]) -> Iterator[None]:
-    """Have what is refused begin with a place in the script."""
-    try:
-        yield
-    except (NotSupportedError, ConfigurationError) as error:
-        raise NotSupportedError(f"{place()}: {error}") from error
-    except TrainingCodeError as error:
-        raise TrainingCodeError(f"{place()}: {error}") from error

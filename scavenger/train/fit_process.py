@@ -60,7 +60,7 @@ def find_fit(
     Args:
         script: Its path is relative to the folder.
         log: Where its output goes.
-        prepares: Whether it calls `scavenger.torch`: then it is run as far as its first epoch.
+        prepares: Whether it calls `scavenger.torch` or `scavenger.jax`: then it is run as far as its first epoch.
 
     Raises:
         NotSupportedError: If there is no such call, or it cannot be a job; the message begins with its line.

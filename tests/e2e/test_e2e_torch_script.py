@@ -122,32 +122,52 @@ def test_the_command_takes_a_script_to_its_target_and_every_sample_counts_once(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("library", "found"),
+    ("example", "library", "target", "found"),
     [
         (
+            "torch_accelerate",
             "accelerate",
+            0.93,
             "Sequential of 19,210 weights, 1,437 samples in batches of 64, 20 epochs, AdamW, val_accuracy",
         ),
         (
-            "trainer",
+            "torch_trainer",
+            "transformers",
+            0.93,
             "ViTForImageClassification of 69,194 weights, 1,437 samples in batches of 32, 20 epochs, AdamW",
         ),
         (
+            "torch_lightning",
             "lightning",
+            0.93,
             "Digits of 19,210 weights, 1,437 samples in batches of 64, 20 epochs, AdamW, val_accuracy",
+        ),
+        (
+            "jax_script",
+            "optax",
+            0.88,
+            "a pytree of 19,210 weights, 1,437 samples in batches of 64, 20 epochs, val_accuracy",
         ),
     ],
 )
 def test_a_script_of_another_library_is_taken_to_its_target(
-    make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, library: str, found: str
+    make_job: Callable[..., Job],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    example: str,
+    library: str,
+    target: float,
+    found: str,
 ) -> None:
-    pytest.importorskip({"trainer": "transformers"}.get(library, library))
+    pytest.importorskip(library)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     job = make_job()
     script = job.folder / "digits.py"
-    shutil.copy(EXAMPLES / f"torch_{library}" / "train.py", script)
+    shutil.copy(EXAMPLES / example / "train.py", script)
 
-    outcome = job.ask("optimize", str(script), "--target", "val_accuracy=0.93", "--workers", "2", "--yes")
+    outcome = job.ask(
+        "optimize", str(script), "--target", f"val_accuracy={target}", "--workers", "2", "--yes"
+    )
 
     assert outcome.stdout, outcome.stderr
     assert outcome.report["job"]["state"] == "succeeded", outcome.stderr

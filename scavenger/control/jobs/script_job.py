@@ -23,7 +23,7 @@ from scavenger.domain.fit import FitFound
 from scavenger.domain.script import Script
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import plural
-from scavenger.train.custom_loop.script import imports_torch, is_prepared
+from scavenger.train.custom_loop.script import is_prepared, library_of, to_make_elastic
 from scavenger.train.fit_process import find_fit
 
 _NOTES_MAX = 3
@@ -46,12 +46,10 @@ def job_file_of_script(path: Path, arguments: Sequence[str], *, tell: Callable[[
             f"{path.name} calls no fit: it is the module of {job_file.name}; give {job_file}"
         )
     if not prepares:
-        if not fits_in(tree) and imports_torch(tree):
+        if not fits_in(tree) and (library := library_of(tree)):
             raise ConfigurationError(
-                f"{path}: a PyTorch script without the calls that make it elastic: `import scavenger.torch as elastic`"
-                ", `model, optimizer, loader = elastic.prepare(model, optimizer, loader)` before its loop, and "
-                "`elastic.log(val_accuracy=...)` after each epoch; or a job file with run: python "
-                f"{path.name} (docs/command-jobs.md), which starts it again at each change"
+                f"{path}: {to_make_elastic(library)}; or a job file with run: python {path.name} "
+                "(docs/command-jobs.md), which starts it again at each change"
             )
         check_keras_backend(os.environ)
     job_file, script = job_file_of(path), Script(path.name, tuple(arguments))
@@ -119,7 +117,7 @@ def _words(found: FitFound) -> str:
         f"{found.samples:,} samples in batches of {found.batch_size}",
         *([f"{found.validation_samples:,} for validation"] if found.validation_samples else []),
         plural(found.epochs, "epoch"),
-        found.optimizer,
+        *([found.optimizer] if found.optimizer else []),
         *found.metrics,
         *found.callbacks,
     ]

@@ -26,7 +26,7 @@ def kind_of(job: JobSpec, folder: Path) -> Kind:
     """The kind of a job's training code.
 
     It is a loop, if `train` names a `LoopJob` that is made at the top of its module, or a script that imports
-    `scavenger.torch`.
+    `scavenger.torch` or `scavenger.jax`.
 
     Args:
         folder: The job file's folder, where the module is.

@@ -1,4 +1,4 @@
-"""Runs a script that calls `scavenger.torch` in a worker, or looks at it as far as its first epoch."""
+"""Runs a script that calls `scavenger.torch` or `scavenger.jax` in a worker, or looks at it up to its first epoch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from scavenger.errors import NotSupportedError, TrainingCodeError
 from scavenger.sdk import script as sdk
 from scavenger.sdk.script import Reached, ScriptRun
 
-_MODULE = "scavenger.torch"
+_LIBRARIES = {"torch": "PyTorch", "jax": "JAX"}
+"""By module of `scavenger` that a script can call, the library that it is for."""
 _ALONE = {
     "RANK": "0",
     "LOCAL_RANK": "0",
@@ -29,14 +30,14 @@ _ALONE = {
 
 
 def is_prepared(tree: ast.Module) -> bool:
-    """Whether a script imports `scavenger.torch`."""
+    """Whether a script imports `scavenger.torch` or `scavenger.jax`."""
     return bool(_names(tree))
 
 
-def imports_torch(tree: ast.Module) -> bool:
-    """Whether a script imports PyTorch."""
+def library_of(tree: ast.Module) -> str:
+    """The module of `scavenger` for the library that a script imports, `torch` or `jax`; empty for another one."""
     imported = [
-        name
+        name.partition(".")[0]
         for node in ast.walk(tree)
         for name in (
             [one.name for one in node.names]
@@ -46,7 +47,19 @@ def imports_torch(tree: ast.Module) -> bool:
             else []
         )
     ]
-    return any(name.partition(".")[0] == "torch" for name in imported)
+    return next((name for name in _LIBRARIES if name in imported), "")
+
+
+def to_make_elastic(library: str) -> str:
+    """What a script of a library misses that has none of the calls."""
+    prepare = {
+        "torch": "model, optimizer, loader = elastic.prepare(model, optimizer, loader)` before its loop",
+        "jax": "state, loader = elastic.prepare(state, data, batch_size=...)` before its loop, `elastic.step` in it",
+    }
+    return (
+        f"a {_LIBRARIES[library]} script without the calls that make it elastic: `import scavenger.{library} as "
+        f"elastic`, `{prepare[library]}, and `elastic.log(val_accuracy=...)` after each epoch"
+    )
 
 
 def logged(tree: ast.Module) -> tuple[str, ...]:
@@ -63,15 +76,15 @@ def logged(tree: ast.Module) -> tuple[str, ...]:
 
 
 def _names(tree: ast.Module) -> set[str]:
-    """What a script calls `scavenger.torch`, and functions of it, as `log=`."""
-    found: set[str] = set()
+    """What a script calls `scavenger.torch` or `scavenger.jax`, and functions of it, as `log=`."""
+    modules, found = {f"scavenger.{name}" for name in _LIBRARIES}, set[str]()
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
-                found |= {one.asname or one.name for one in names if one.name == _MODULE}
+                found |= {one.asname or one.name for one in names if one.name in modules}
             case ast.ImportFrom(module="scavenger", names=names):
-                found |= {one.asname or one.name for one in names if one.name == "torch"}
-            case ast.ImportFrom(module=module, names=names) if module == _MODULE:
+                found |= {one.asname or one.name for one in names if one.name in _LIBRARIES}
+            case ast.ImportFrom(module=module, names=names) if module in modules:
                 found |= {f"{one.name}={one.asname or one.name}" for one in names}
     return found
 
@@ -153,20 +166,20 @@ def look_at(script: Script, folder: str, seed: int) -> FitFound:
             f"{run.prepared_at}: how many epochs the loop around the loader has is not known: write `for epoch in "
             "range(...)` there"
         )
-    from scavenger.sdk.torch_script import TorchScript
+    from scavenger.sdk.script_loop import ScriptLoop
 
     found = getattr(run.prepared, "script", run.prepared)  # a trainer's, or the script's own
-    assert isinstance(found, TorchScript)
-    replica, batches = found.replica, found.batches
+    assert isinstance(found, ScriptLoop)
+    batches, described = found.batches, found.described()
     return FitFound(
         place=run.prepared_at,
-        model=type(replica.module).__name__,
-        weights=sum(p.numel() for p in replica.module.parameters() if p.requires_grad),
+        model=described.model,
+        weights=described.weights,
         samples=batches.samples,
         validation_samples=0,
         batch_size=min(batches.batch_size, batches.samples),
         epochs=run.epochs,
-        optimizer=type(replica.optimizer).__name__,
+        optimizer=described.optimizer,
         metrics=metrics_of(script, folder),
         callbacks=(),
         notes=(),
