@@ -99,6 +99,11 @@ class RunningCluster(FakeCluster):
         command = [sys.executable, *container["command"][1:]]
         self.processes.append(subprocess.Popen(command, env=environment, cwd=self.folder))
 
+    def phase_of(self, name: str) -> tuple[str, str]:
+        phase, why = super().phase_of(name)
+        code = self.processes[-1].poll()
+        return (phase, why) if code is None else ("Failed", f"exit code {code}")
+
     def end_pod(self, name: str) -> None:
         super().end_pod(name)
         for process in self.processes:

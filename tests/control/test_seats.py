@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from seat_conformance import TEMPLATE, SeatConformance, SeatWorld
 from scavenger.control import sweep
 from scavenger.control.leading.caller import CALLER_VARIABLE
 from scavenger.control.leading.pod_seat import PodSeat, pod_name
+from scavenger.control.leading.starting import first_answer
 from scavenger.control.leading.vm_seat import LeaderVmSpec, VmSeat
 from scavenger.domain.intent import PlacementOption
 from scavenger.domain.vm import VmRequest, VmSeen
@@ -242,3 +244,23 @@ def test_a_pod_that_is_being_ended_leads_until_it_is_gone(pods: PodWorld) -> Non
 
     pods.cloud.advance(60.0)
     assert pods.seat().leftovers() == ()
+
+
+@pytest.mark.parametrize(
+    ("ends", "told"), [(True, "ended before it served"), (False, "does not serve after 5 min")]
+)
+def test_a_leader_that_never_serves_is_waited_for_no_longer_than_its_pod_or_its_limit_lasts(
+    pods: PodWorld, monkeypatch: pytest.MonkeyPatch, ends: bool, told: str
+) -> None:
+    seat, begun = pods.seat(), list[float]()
+
+    def ask(client: object) -> dict[str, Any]:
+        if ends and pods.cloud.now_s > begun[0] + 20.0:
+            pods.cloud.end_pod(pod_name(pods.record))
+        raise TransientError("connection refused")
+
+    monkeypatch.setattr(seat, "api", lambda: nullcontext())
+    with pytest.raises(TransientError, match=rf"the leader's pod {told}: connection refused"):
+        first_answer(seat, lambda token: begun.append(pods.cloud.now_s) if pods.rent() else None, ask)
+
+    assert pods.cloud.now_s - begun[0] <= (120.0 if ends else 310.0)

@@ -19,11 +19,13 @@ from scavenger.control.leading.start import LeaderStart
 from scavenger.domain.access import TOKEN_PREFIX
 from scavenger.domain.vm_settings import KubernetesSettings
 from scavenger.errors import TransientError
+from scavenger.presentation.formatting import duration
 from scavenger.store import Store
 
 _READY_S = 300.0
 """Longest time until a leader that was started serves."""
-_LOOK_S = 0.5
+_LOOK_S, _STATE_S = 0.5, 10.0
+"""Between two tries to reach it; how often its cloud is asked whether the machine is still there meanwhile."""
 
 
 def start_leader(
@@ -58,7 +60,7 @@ def start_leader(
         store.create_job(record.name, spec=spec, job_file=record.job_file, job_id=record.id)
     try:
         inform(seat.beginning)
-        job_id = job_id_of(_begun(seat, begin, _submission(seat, start))["submission"]["id"])
+        job_id = job_id_of(first_answer(seat, begin, _submission(seat, start))["submission"]["id"])
     except BaseException:
         inform(f"the leader's {seat.kind} is ended, as its job could not be started")
         for line in LeaderSession(seat).end(books, there=True):
@@ -83,7 +85,7 @@ def restart_leader(
     """
     seat = _seat(start, leaders, record, inform, environment)
     inform(f"{seat.beginning} again")
-    _begun(seat, seat.prepare(start), lambda client: client.get(f"jobs/{record.job_id}"))
+    first_answer(seat, seat.prepare(start), lambda client: client.get(f"jobs/{record.job_id}"))
     inform(f"job {record.name} ({record.job_id[:8]}) goes on there")
 
 
@@ -135,19 +137,31 @@ def _submission(seat: Seat, start: LeaderStart) -> Callable[[Client], dict[str, 
     return submit
 
 
-def _begun(
+def first_answer(
     seat: Seat, begin: Callable[[str], None], ask: Callable[[Client], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Have a leader begin, with a new token of its API; returns its first answer, once it serves."""
+    """Have a leader begin, with a new token of its API; returns its first answer, once it serves.
+
+    Raises:
+        TransientError: Its machine ended, or it does not serve in time.
+    """
     token = TOKEN_PREFIX + secrets.token_urlsafe(32)
     begin(token)
     seat.leaders.put_token(seat.record, token)
-    until_s = seat.clock() + _READY_S
+    begun_s = asked_s = seat.clock()
     with seat.api() as client:
         while True:
             try:
                 return ask(client)
-            except TransientError:
-                if seat.clock() > until_s:
-                    raise
+            except TransientError as error:
+                now_s = seat.clock()
+                if now_s - begun_s > _READY_S:
+                    late = f"the leader's {seat.kind} does not serve after {duration(_READY_S)}"
+                    raise TransientError(f"{late}: {error}") from error
+                if now_s - asked_s >= _STATE_S:
+                    asked_s = now_s
+                    if seat.state() == "gone":
+                        raise TransientError(
+                            f"the leader's {seat.kind} ended before it served: {error}"
+                        ) from error
                 seat.sleep(_LOOK_S)
