@@ -105,8 +105,8 @@ def _submitted(at: Local, since: datetime) -> Iterator[Submission]:
 
 def _past(at: Local, one: Submission, first: datetime) -> PastJob | None:
     """A job as it was; None if it never began, or nobody knows with how many workers."""
+    from scavenger.control.pools.earlier import curve_of, curve_points
     from scavenger.control.pools.standing import sizes_by_file
-    from scavenger.control.pools.unsubmitted import curve_of, curve_points
 
     if not at.store.has_job(one.id):
         return None

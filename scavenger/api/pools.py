@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, ClassVar
 
 from scavenger.api.calls import Local, call
+from scavenger.api.deadlines import Deadline, deadline_in, deadline_of
 from scavenger.api.forms import JobKey
 from scavenger.api.submitting import JobRequest
 from scavenger.api.values import Answer
@@ -54,6 +55,8 @@ class SharingJob:
         usd: From now on.
         why: Why it has so many slots, or none.
         late: Why it has not done what it was told within its `limits.change`; empty if it has, or may still.
+        promoted_s: From now until it goes before all others, as it has waited for too long; null if it has slots.
+        deadline: Null if it has none.
     """
 
     id: str | None
@@ -69,6 +72,8 @@ class SharingJob:
     usd: Span
     why: str
     late: str
+    promoted_s: float | None
+    deadline: Deadline | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +185,7 @@ class ShareAnswer(Answer):
         why: In words.
         more: The next number that it could have; null if there is none.
         less: The number below; null if there is none.
+        deadline: Null if it has none.
     """
 
     masked: ClassVar[bool] = True
@@ -193,6 +199,7 @@ class ShareAnswer(Answer):
     why: str
     more: Sized | None
     less: Sized | None
+    deadline: Deadline | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +217,7 @@ class WhatIfAnswer(Answer):
 
     Attributes:
         known_by: Id of the earlier run whose curve is that of the job; null if there is none: then its end is unknown.
+        deadline: Whether it would be promised; null if the job has none.
         delays: Of the others.
     """
 
@@ -221,6 +229,7 @@ class WhatIfAnswer(Answer):
     start_s: Span
     end_s: Span
     usd: Span
+    deadline: Deadline | None
     delays: tuple[Delay, ...]
 
 
@@ -257,7 +266,7 @@ def share_of(at: Local, pool: PoolStanding, row: int) -> ShareAnswer:
 
     one = pool.submissions[pool.decision.jobs[row].id]
     found = explain(pool.decision.seen, pool.rules, row)
-    names = list(_names(at, pool).values())
+    names, due = list(_names(at, pool).values()), deadline_of(pool, row)
     return ShareAnswer(
         pool=pool.pool.name,
         policy=pool.pool.policy,
@@ -265,9 +274,10 @@ def share_of(at: Local, pool: PoolStanding, row: int) -> ShareAnswer:
         name=one.job.name,
         slots=found.slots,
         held=found.held,
-        why=in_words(found, names, known=pool.decision.known(row)) + _promoted(pool, row, found.slots),
+        why=in_words(found, names, known=pool.decision.known(row)) + _and(pool, row, found.slots, due),
         more=_sized(at, pool, found.more, row),
         less=_sized(at, pool, found.less, row),
+        deadline=due,
     )
 
 
@@ -294,15 +304,19 @@ def what_if_submitted(at: Local, request: JobRequest) -> WhatIfAnswer:
 
 def brought(at: Local, pool: PoolStanding, new: NewJob, *, name: str, known_by: str | None) -> WhatIfAnswer:
     """What one more job would bring to a pool."""
-    from scavenger.scheduler.jobs.forecast import what_if
+    from scavenger.scheduler.jobs.forecast import what_if, with_job
 
+    row = pool.decision.seen.jobs
+    at_ease = replace(new, deadline_s=math.inf)
+    due = deadline_in(pool, with_job(pool.decision.seen, at_ease), row, new.deadline_s)
+    if due is None or not due.promised:
+        new = at_ease
     found = what_if(pool.decision.seen, pool.rules, new, usd_per_slot_s=pool.usd_per_slot_s)
-    last = pool.decision.seen.jobs
-    start, end, usd = _spans(found.forecast, last)
+    start, end, usd = _spans(found.forecast, row)
     delays = [
-        Delay(*_shown(at, pool, row), later)
-        for row in range(last)
-        if (later := _span(found.later_s, row)) != Span(0.0, 0.0, 0.0)
+        Delay(*_shown(at, pool, other), later)
+        for other in range(row)
+        if (later := _span(found.later_s, other)) != Span(0.0, 0.0, 0.0)
     ]
     return WhatIfAnswer(
         pool=pool.pool.name,
@@ -311,6 +325,7 @@ def brought(at: Local, pool: PoolStanding, new: NewJob, *, name: str, known_by: 
         start_s=start,
         end_s=end,
         usd=usd,
+        deadline=due,
         delays=tuple(delays),
     )
 
@@ -360,6 +375,7 @@ def shared(
         told = row < EXPLAINED_MAX and mine and not pool.pool.whole
         known = pool.decision.known(row)
         why = in_words(explain(seen, rules, row), titles, known=known) if told else ""
+        due = deadline_of(pool, row) if told else None
         jobs.append(
             SharingJob(
                 id=job.id if mine else None,
@@ -373,8 +389,10 @@ def shared(
                 start_s=start,
                 end_s=end,
                 usd=usd,
-                why=why + (_promoted(pool, row, slots[job.id]) if told else ""),
+                why=why + (_and(pool, row, slots[job.id], due) if told else ""),
                 late=job.share.late if mine and job.share is not None else "",
+                promoted_s=_promoted_s(pool, row, slots[job.id]) if mine else None,
+                deadline=due,
             )
         )
     further = () if pool.pool.whole or not seen.jobs else further_slot(seen, rules, 0)
@@ -406,13 +424,24 @@ def _vms(pool: PoolStanding) -> SharedVms | None:
     )
 
 
-def _promoted(pool: PoolStanding, row: int, slots: int) -> str:
-    """When a job that waits goes before all others."""
+def _promoted_s(pool: PoolStanding, row: int, slots: int) -> float | None:
+    """From now until a job that waits goes before all others; None if it never does."""
     starved_s = pool.rules.patience.starved_s
     if slots or math.isinf(starved_s):
-        return ""
-    left_s = starved_s - float(pool.decision.seen.standing.waited_s[row])
-    return f"; goes before all others in {duration(left_s)}" if left_s > 0.0 else "; goes before all others"
+        return None
+    return max(0.0, starved_s - float(pool.decision.seen.standing.waited_s[row]))
+
+
+def goes_first(promoted_s: float) -> str:
+    """When that is, in words."""
+    return "goes before all others" + (f" in {duration(promoted_s)}" if promoted_s else "")
+
+
+def _and(pool: PoolStanding, row: int, slots: int, due: Deadline | None) -> str:
+    """What is said of a share besides its reason."""
+    promoted_s = _promoted_s(pool, row, slots)
+    words = ("" if promoted_s is None else goes_first(promoted_s), "" if due is None else due.words)
+    return "".join(f"; {one}" for one in words if one)
 
 
 def _spans(coming: Forecast, row: int) -> tuple[Span, Span, Span]:

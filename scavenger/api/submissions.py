@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from scavenger.api.calls import Local, Source, call
+from scavenger.api.deadlines import Deadline
 from scavenger.api.forms import PAGE_MAX, Cursor, JobKey, Limit
 from scavenger.api.paging import encode, number_place
 from scavenger.api.values import Answer, gathered
@@ -61,11 +62,16 @@ class SubmittedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmissionAnswer(Answer):
-    """A submission."""
+    """A submission.
+
+    Attributes:
+        deadline: Whether that of a job of a pool is promised, where it was submitted by this call; else null.
+    """
 
     masked: ClassVar[bool] = True
 
     submission: SubmittedJob
+    deadline: Deadline | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

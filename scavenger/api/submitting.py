@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import ConfigDict, Field, StrictBool
 
 from scavenger.api.calls import Local, Source, call
+from scavenger.api.deadlines import deadline_told
 from scavenger.api.forms import WHOLE, JobKey
 from scavenger.api.preview import PreviewAnswer, earlier_of, preview_of
 from scavenger.api.submissions import SubmissionAnswer, SubmittedJob, submitted, submitted_jobs
@@ -162,7 +163,7 @@ def submit(at: Local, request: SubmitRequest) -> SubmissionAnswer:
     )
     made = at.write(lambda: at.store.submit(new, study_budget_usd=request.study_budget))
     at.store.wake_servers()
-    return SubmissionAnswer(submission=submitted(made))
+    return SubmissionAnswer(submission=submitted(made), deadline=deadline_told(at.store, made))
 
 
 @call("post", "preview", tag="operations", summary="What a job would do", role="changer", body="*")

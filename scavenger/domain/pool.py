@@ -192,6 +192,7 @@ class PoolShare:
         at: When `told` became, or ceased to be, 0: since then it waits, or has slots. None if it never had any.
         changed: When `told` was last changed while it trained; None if it never was since it began.
         late: Why it has not done what it was told within its `limits.change`; empty if it has, or may still.
+        promised: Whether it was promised to be done by its deadline, which is kept for it from then on.
     """
 
     slots: int
@@ -204,6 +205,7 @@ class PoolShare:
     at: datetime | None = None
     changed: datetime | None = None
     late: str = ""
+    promised: bool = False
 
 
 @dataclass(frozen=True, slots=True)

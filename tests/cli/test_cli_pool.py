@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,16 +14,23 @@ from typing import Any
 
 import pytest
 from scavenger_cli.main import main
+from sqlalchemy import select
 
 from scavenger.api.calls import Local
-from scavenger.api.pools import explain_share, show_pools
+from scavenger.api.pools import explain_share, show_pools, what_if_submitted
+from scavenger.api.submitting import JobRequest, SubmitRequest, submit
+from scavenger.control.search.outcome import NOTHING_SEARCHED
 from scavenger.control.service.pools import Pools
 from scavenger.domain.access import Caller, User
+from scavenger.domain.document import report_document
 from scavenger.domain.pool import JobStanding, Pool, PoolAllotment, PoolShare, RatePoint, WorkLeft
+from scavenger.domain.report import ReportedJob, RunReport
 from scavenger.domain.submission import NewSubmission
 from scavenger.errors import NotFoundError
 from scavenger.server.dashboard.pool_routes import pool_card
 from scavenger.store import Store
+from scavenger.store.schema import SubmissionRow
+from tests.server.dashboard_samples import PREDICTED, curve_of
 
 JOB = """\
 version: 1
@@ -210,6 +218,61 @@ def test_trials_of_a_study_have_no_more_workers_together_than_it_says(tmp_path: 
     assert {found.waiting[one] for one in ids[3:]} == {
         "jobs rates of ann have at most 3 slots together, and others have them"
     }
+
+
+def test_a_deadline_is_told_wherever_the_job_is(shared: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is promised by `worth`; by other policies, that they promise none."""
+    words = [
+        "is promised",
+        "cannot be promised: an end in ",
+        "is not promised: how long it takes is not known",
+    ]
+    last = shared.allotment("gpu")
+    assert last is not None
+    spec = shared.submissions(1)[0].job.spec
+    for number, policy in enumerate(("worth", "fifo"), last.number + 1):
+        shared.put_allotment(replace(last, number=number, pool=Pool("gpu", 4, policy, starved_s=7200.0)))
+        with shared._database.writing() as session:
+            for name, hours in (("first", 2.0), ("second", 0.01), ("waits", 3.0)):
+                row = session.scalar(select(SubmissionRow).where(SubmissionRow.name == name))
+                assert row is not None
+                row.spec = {**spec, "name": name, "constraints": {"deadline": 3600.0 * hours}}
+        jobs = answer(capsys, "pool")["pools"][0]["jobs"]
+        told = words if policy == "worth" else ["fifo promises none"] * 3
+        for job, what in zip(jobs, told, strict=True):
+            assert what in job["deadline"]["words"]
+            assert job["why"].endswith(job["deadline"]["words"])
+            assert what in answer(capsys, "pool", "explain", job["id"])["deadline"]["words"]
+        assert main(["jobs", "queue"]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        waiting = re.search(r"waits \(\w+\): goes before all others in (1 h 59 min|2 h); its deadline", shown)
+        assert (waiting is not None) == (policy == "fifo")
+        for what in told:
+            assert what in shown
+
+
+def test_a_submission_is_told_whether_its_deadline_is_promised_by_its_earlier_run(shared: Store) -> None:
+    last, at, file = shared.allotment("gpu"), Local(store=shared), str(Path.cwd() / "job.yaml")
+    assert last is not None
+    shared.put_allotment(replace(last, number=2, pool=Pool("gpu", 4, "worth")))
+    asked = SubmitRequest(job_file=file, deadline="8h")
+
+    unknown = submit(at, asked).deadline
+    assert unknown is not None
+    assert (unknown.promised, "not known yet" in unknown.words) == (None, True)
+    (found, choice), prepared = curve_of(), asked.prepared()
+    job = shared.create_job("third", spec=prepared.job.written(), job_file=file)
+    report = RunReport(ReportedJob(job.id, "third", "succeeded"), NOTHING_SEARCHED, found, choice, PREDICTED)
+    shared.finish_job(job.id, state="succeeded", report=report_document(report), exit_code=0)
+
+    promised = submit(at, asked).deadline
+    assert promised is not None
+    assert (promised.promised, promised.earliest_s) == (True, None)
+    soon = what_if_submitted(at, JobRequest(job_file=file, deadline="10s"))
+    assert soon.deadline is not None
+    assert (soon.deadline.promised, soon.known_by) == (False, job.id)
+    assert (soon.deadline.earliest_s or 0.0) > 100.0
+    assert submit(at, replace(asked, deadline=None)).deadline is None
 
 
 def test_the_page_of_the_dashboard_shows_the_same(shared: Store) -> None:

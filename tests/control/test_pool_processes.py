@@ -49,6 +49,7 @@ class World:
         priority: int = 0,
         study: str = "",
         study_workers: int | None = None,
+        deadline_s: float | None = None,
     ) -> Submission:
         folder = self.folder / name
         folder.mkdir()
@@ -66,6 +67,7 @@ class World:
             },
             "profile": {"steps": 3},
             "checkpoint": {"path": "./saved", "every_steps": 40},
+            "constraints": {"deadline": deadline_s},
         }
         path = folder / "job.yaml"
         path.write_text("{}")
@@ -154,9 +156,9 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 @contextmanager
-def serving(world: World, slots: int = 4) -> Iterator[subprocess.Popen[bytes]]:
+def serving(world: World, slots: int = 4, policy: str = "even") -> Iterator[subprocess.Popen[bytes]]:
     pools = world.folder / "pools.toml"
-    pools.write_text(f"[pool.gpu]\nslots = {slots}\npolicy = 'even'\n")
+    pools.write_text(f"[pool.gpu]\nslots = {slots}\npolicy = '{policy}'\n")
     command = [sys.executable, "-m", "scavenger_cli", "serve", "--no-api", "--pool", str(pools)]
     env = {**os.environ, "SCAVENGER_STORE": world.url, "PYTHONPATH": f"{ROOT}:{ROOT / 'cli'}"}
     with open(world.folder / "server.log", "ab") as log:
@@ -206,3 +208,25 @@ def test_an_urgent_job_pauses_another_which_goes_on_at_its_checkpoint(world: Wor
     assert world.now(first).starts.count == 3
     for one in (first, urgent):
         world.audit(one)
+
+
+@pytest.mark.long
+def test_a_deadline_is_promised_when_the_job_has_told_how_long_it_takes_and_to_its_next_run_at_once(
+    world: World,
+) -> None:
+    def promised(one: Submission) -> list[bool]:
+        """By each allotment, the first of them first."""
+        found = [each.shares.get(one.id) for each in reversed(world.store.allotments("gpu", 1000))]
+        return [share.promised for share in found if share is not None]
+
+    with serving(world, slots=2, policy="worth"):
+        first = world.submit("first", epochs=20, workers=(1, 2), deadline_s=3600.0)
+        wait_for(world.ended(first))
+        again = world.store.submit(first.job)
+        wait_for(world.ended(again))
+    assert promised(first)[0] is False
+    assert promised(first) == sorted(promised(first))
+    assert promised(first)[-1]
+    assert all(promised(again))
+    world.audit(first)
+    world.audit(again)

@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 from scavenger.control.service.pools import DECIDE_S, Pools, PoolsDecided
 from scavenger.domain.intent import Fence
 from scavenger.domain.operation import TakeShare
-from scavenger.domain.pool import JobStanding, Pool, PoolShare, PoolVms, RatePoint
+from scavenger.domain.pool import JobStanding, Pool, PoolShare, PoolVms, RatePoint, WorkLeft
 from scavenger.domain.submission import NewSubmission, Submission, runner_lease
 from scavenger.store import Store
 from scavenger.store.records import OperationRecord
@@ -48,7 +48,7 @@ class World:
             "train": "train:job",
             "infra": f"pool/{self.pool.name}",
             "goal": {"max_epochs": 1},
-            "search": {"workers": [least, most], "batch_size": [32]},
+            "search": {"workers": list(range(least, most + 1)), "batch_size": [32]},
             "elastic": {"min": least, "max": most},
         }
         new = NewSubmission(
@@ -56,14 +56,14 @@ class World:
         )
         return self.store.submit(new)
 
-    def decide(self) -> PoolsDecided:
+    def decide(self, now: datetime | None = None) -> PoolsDecided:
         """One decision after the time between two, recorded and acted upon."""
         self.at_s += DECIDE_S
         store = self.store
         with store.together():
             backlog = store.backlog(socket.gethostname(), os.getuid(), None)
             able = {one.id for one in backlog.queued}
-            found = self.pools.decide(backlog, able, lambda seen: True, datetime.now(UTC))
+            found = self.pools.decide(backlog, able, lambda seen: True, now or datetime.now(UTC))
             for job_id in found.begin:
                 lease = store.start_runner(job_id, "here/1/1", store.lease(runner_lease(job_id)))
                 assert lease is not None
@@ -79,12 +79,13 @@ class World:
         assert last is not None
         return last.shares[job_id]
 
-    def stand(self, job_id: str, size: int, obeyed: int | None = None) -> None:
+    def stand(self, job_id: str, size: int, obeyed: int | None = None, *, left: float | None = None) -> None:
         """Train with so many workers; obeyed is the number of the last allotment unless it is given."""
         fence = self.fences[job_id]
         number = self.share(job_id).since if obeyed is None else obeyed
         curve = (RatePoint(1, 10.0, True), RatePoint(4, 25.0, True))
-        standing = JobStanding(fence.token, "training", size, number, size=size, curve=curve)
+        work = None if left is None else WorkLeft(left)
+        standing = JobStanding(fence.token, "training", size, number, size=size, curve=curve, left=work)
         assert self.store.stand(fence, job_id, standing)
 
     def asked(self, job_id: str) -> OperationRecord:
@@ -242,3 +243,53 @@ def test_jobs_of_a_pool_wait_when_its_budget_of_the_month_is_used_up(tmp_path: P
         found = world.decide()
         assert found.begin == frozenset()
         assert "what is left of its budget of this month pays for 0 VMs" in found.waiting[second.id]
+
+
+def due(hours: float) -> dict[str, object]:
+    return {"constraints": {"deadline": 3600.0 * hours}}
+
+
+def test_a_deadline_is_promised_once_it_is_known_that_it_can_be_kept_and_its_slots_come_first(
+    tmp_path: Path,
+) -> None:
+    """Of four slots; with one a job does 36,000 samples an hour, with four 90,000."""
+    with Store.open(f"sqlite:///{tmp_path}/scavenger.db") as store:
+        world = World(store, replace(POOL, policy="worth"))
+        first, second = world.submit("first", **due(2.0)), world.submit("second", **due(2.0))
+        assert world.decide().begin == {first.id, second.id}
+        assert [world.share(one.id).promised for one in (first, second)] == [False, False]
+
+        world.stand(first.id, world.share(first.id).told, left=120_000.0)
+        world.stand(second.id, world.share(second.id).told, left=100_000.0)
+        world.decide()
+
+        assert [world.share(one.id).promised for one in (first, second)] == [True, False]
+        assert world.share(first.id).slots > world.share(second.id).slots
+
+        world.stand(first.id, world.share(first.id).told, left=500_000.0)  # it has told wrong
+        world.serve()  # another server knows it, too
+        world.decide()
+        assert world.share(first.id).promised
+        world.store.end_submission(world.fences[first.id], first.id, "succeeded")
+        world.decide()
+        assert world.share(second.id).promised
+
+
+def test_a_step_of_the_clock_moves_no_deadline_and_nobody_up(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path}/scavenger.db") as store:
+        world = World(store, replace(POOL, policy="worth", starved_s=3600.0))
+        first = world.submit("first", least=4, **due(2.0))
+        assert world.decide().begin == {first.id}
+        world.stand(first.id, 4, left=50_000.0)
+        waits = world.submit("waits", least=4)
+        world.decide()
+        before = world.store.allotments("gpu")[0]
+        assert before.shares[first.id].promised
+
+        for step in (timedelta(hours=-5), timedelta(hours=5), timedelta(days=400)):
+            found = world.decide(datetime.now(UTC) + step)
+            assert (found.begin, found.told, world.pools.late) == (frozenset(), (), {})
+        assert world.store.allotments("gpu")[0] == before
+        world.at_s += 3600.0  # an hour that has passed
+        assert world.decide().told == (first.id,)
+        assert world.share(waits.id).slots == 4

@@ -13,7 +13,7 @@ from pool_cases import pools
 from properties import examples
 
 from scavenger.scheduler.jobs.allotting import Rules, allot, same, with_allotment
-from scavenger.scheduler.jobs.deadlines import CERTAIN, Caution, Edf, kept_shares, promise
+from scavenger.scheduler.jobs.deadlines import CERTAIN, Caution, Edf, kept_shares, promise, promised
 from scavenger.scheduler.jobs.simulation import Run, Workload, simulate
 from scavenger.scheduler.jobs.values import Claims, Curves, Nodes, PoolSeen
 from scavenger.scheduler.jobs.worth import Worth
@@ -37,7 +37,7 @@ def jobs_of(*rows: tuple[float, float, float]) -> Workload:
     return Workload(claims, Curves(np.arange(9.0)[None]), work, work, none, none)
 
 
-def promised(jobs: Workload, policy: Worth) -> Run:
+def admitted(jobs: Workload, policy: Worth) -> Run:
     """A run in which a job is let in only if its deadline can be promised."""
     return simulate(
         jobs,
@@ -77,6 +77,25 @@ def test_the_earliest_end_of_a_refused_job_can_be_promised(seen: PoolSeen) -> No
 
 
 @examples(40)
+@given(with_deadlines(), st.data())
+def test_who_was_promised_stays_so_and_one_more_breaks_no_promise(
+    seen: PoolSeen, data: st.DataObject
+) -> None:
+    due_s = seen.claims.deadline_s
+    already = np.array(data.draw(st.lists(st.booleans(), min_size=seen.jobs, max_size=seen.jobs)), dtype=bool)
+    before = replace(seen, claims=replace(seen.claims, deadline_s=np.where(already, due_s, inf)))
+    has = promised(before, due_s)
+
+    after = replace(seen, claims=replace(seen.claims, deadline_s=np.where(has, due_s, inf)))
+    assert np.all(has[already & np.isfinite(due_s)])
+    assert not np.any(has & ~already & ~((due_s > 0.0) & np.isfinite(seen.standing.left)))
+    could = kept_shares(before, Caution(), already)[1]
+    new = has & ~np.isfinite(before.claims.deadline_s)
+    assert np.all(kept_shares(after, Caution(), could | new)[1][could | new])
+    assert np.array_equal(promised(after, due_s), has)
+
+
+@examples(40)
 @given(with_deadlines(), st.sampled_from([Worth(), Edf()]))
 def test_deciding_again_changes_nothing(seen: PoolSeen, policy: Worth | Edf) -> None:
     first = allot(seen, Rules(policy))
@@ -92,7 +111,7 @@ times = st.floats(1.0, 100.0)
 def test_every_promise_is_kept_when_all_is_as_told(rows: list[tuple[float, float, float]]) -> None:
     rows.sort()
     jobs = jobs_of(*((at, work, at + within) for at, work, within in rows))
-    done = promised(jobs, Worth(caution=CERTAIN)).completion_s
+    done = admitted(jobs, Worth(caution=CERTAIN)).completion_s
     let_in = np.isfinite(done)
 
     assert np.all(done[let_in] <= (jobs.claims.deadline_s - jobs.claims.submitted_s)[let_in] + 1e-3)
@@ -101,16 +120,16 @@ def test_every_promise_is_kept_when_all_is_as_told(rows: list[tuple[float, float
 def test_a_job_is_refused_whose_deadline_would_break_a_promise_and_told_when_it_could_end() -> None:
     """8 slots for 10 s are promised; 40 slot-seconds more can be through by 15 s, not by 12 s."""
     jobs = jobs_of((0.0, 80.0, 10.0), (0.0, 40.0, 12.0))
-    done = promised(jobs, Worth(caution=CERTAIN)).completion_s
+    done = admitted(jobs, Worth(caution=CERTAIN)).completion_s
     assert done.tolist() == [10.0, inf]
 
-    done = promised(jobs_of((0.0, 80.0, 10.0), (0.0, 40.0, 15.0)), Worth(caution=CERTAIN)).completion_s
+    done = admitted(jobs_of((0.0, 80.0, 10.0), (0.0, 40.0, 15.0)), Worth(caution=CERTAIN)).completion_s
     assert done == pytest.approx([10.0, 15.0], rel=1e-3)
 
 
 def test_who_has_a_deadline_goes_first_and_the_rest_goes_where_it_is_worth_most() -> None:
     jobs = jobs_of((0.0, 40.0, 10.0), (0.0, 16.0, inf))
-    done = promised(jobs, Worth(caution=CERTAIN)).completion_s
+    done = admitted(jobs, Worth(caution=CERTAIN)).completion_s
 
     assert done[0] <= 10.0
     assert done[1] == pytest.approx(4.0, rel=0.4)

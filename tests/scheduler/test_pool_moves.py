@@ -56,6 +56,7 @@ class Job:
     queued: bool = True
     standing: JobStanding | None = None
     group: Group | None = None
+    due_s: float = inf
     asked: tuple[int, int] | None = None
     """The number of an allotment, and the slots that it says."""
 
@@ -88,6 +89,7 @@ class World:
                     0 if self.pool.vms is None else self.chance.randint(0, 1),
                 ),
                 group=self.chance.choice((None, Group("rates", 4))),
+                due_s=self.chance.choice((inf, inf, 100.0, 1000.0)),
             )
         )
 
@@ -105,6 +107,7 @@ class World:
                 shares.get(one.id),
                 one.queued,
                 group=one.group,
+                due_s=one.due_s,
             )
             for one in self.jobs
         ]
@@ -114,7 +117,10 @@ class World:
         jobs = self.seen()
         number = 1 if self.last is None else self.last.number + 1
         decision = decided(self.pool, jobs, number - 1, means=self.means)
-        wanted = {job_id: Wanted(count) for job_id, count in decision.slots.items()}
+        wanted = {
+            job.id: Wanted(decision.slots[job.id], promised=decision.promised(row))
+            for row, job in enumerate(decision.jobs)
+        }
         payable = decision.seen.slots
         shares, done = moves(self.pool, jobs, wanted, number, NOW, slots=payable)
         if any(move.kind in ("begin", "grow") for move in done):
@@ -122,6 +128,8 @@ class World:
             assert sum(share.counts + apart[id] for id, share in shares.items() if share.counts) <= payable
         following = next_allotment(self.last, self.pool, shares, done, {}, NOW)
         if following is not None:
+            for job in jobs:
+                assert following.shares[job.id].promised or not job.promised, "a promise stays one"
             self.last = following
         by_id = {one.id: one for one in self.jobs}
         for move in done:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from scavenger.api.submissions import SubmissionAnswer, SubmittedJob, submitted
+from scavenger.api.deadlines import deadline_told
+from scavenger.api.submissions import SubmissionAnswer, submitted
 from scavenger.domain.pool import POOL
 from scavenger.presentation.formatting import clean
 from scavenger_cli.commands.driving import drive
@@ -62,13 +63,14 @@ def detach_job(prepared: PreparedJob, detach: Detach, invocation: Invocation, *,
     from scavenger.store import Store
 
     with Store.open(invocation.store_url) as store:
-        made = submitted(hand_over(store, new))
+        handed = hand_over(store, new)
+        made = SubmissionAnswer(submission=submitted(handed), deadline=deadline_told(store, handed))
     if not detach.follow:
         show_submission(made, as_json=invocation.as_json)
         return 0
     from scavenger_cli.commands.queue import logs
 
-    return logs(made.id, invocation.store_url)
+    return logs(made.submission.id, invocation.store_url)
 
 
 def _planned(prepared: PreparedJob, invocation: Invocation) -> tuple[int, bool]:
@@ -93,14 +95,15 @@ def _planned(prepared: PreparedJob, invocation: Invocation) -> tuple[int, bool]:
     return code, code == 0 and answers == [True]
 
 
-def show_submission(submission: SubmittedJob, *, as_json: bool) -> None:
-    """Say that a job was submitted, and how to look after it."""
+def show_submission(made: SubmissionAnswer, *, as_json: bool) -> None:
+    """Say that a job was submitted, whether it will be done in time, and how to look after it."""
     if as_json:
-        console.emit_answer(SubmissionAnswer(submission=submission))
+        console.emit_answer(made)
         return
-    key = submission.id[:8]
+    submission, key = made.submission, made.submission.id[:8]
     console.emit(
         Text(f"Job {clean(submission.name)} ({key}) is submitted, and goes on without this terminal."),
+        *(() if made.deadline is None else (Text(f"  {made.deadline.words}"),)),
         Text(f"  scavenger status {key}       how far it is"),
         Text(f"  scavenger logs {key} -f      its events and output, as they come"),
         Text(f"  scavenger jobs cancel {key}  withdraws or stops it"),

@@ -134,6 +134,17 @@ def coming(one: pools.SharedPool) -> Iterator[RenderableType]:
             yield Text(f"{title(job.id, job.name)}: {clean(job.late)}")
 
 
+def apart(one: pools.SharedPool) -> Iterator[RenderableType]:
+    """Which jobs of a pool wait until they go first, and which have a deadline."""
+    for job in one.jobs:
+        first = "" if job.promoted_s is None else pools.goes_first(job.promoted_s)
+        words = "; ".join(
+            part for part in (first, "" if job.deadline is None else job.deadline.words) if part
+        )
+        if words:
+            yield Text(f"{title(job.id, job.name)}: {words}")
+
+
 def explain(job: RunningJob, store_url: StoreOption = None, output: OutputOption = Output.TEXT) -> int:
     """Say what one slot more or less is worth to a job, and who has the slots that it would take."""
     with open_source(store_url) as source:
@@ -194,6 +205,8 @@ def what_if_text(found: pools.WhatIfAnswer) -> Iterator[RenderableType]:
     yield Text("  starts now" if found.start_s == NOW else f"  starts in  {begins}")
     yield Text(f"  ends in    {within(found.end_s, duration, duration_within)}")
     yield Text(f"  takes      {within(found.usd, money, money_within)}")
+    if found.deadline is not None:
+        yield Text(f"  {found.deadline.words}")
     for one in found.delays:
         yield Text(f"  {title(one.job, one.name)}: {_later(one.later_s)}")
     if not found.delays:

@@ -23,7 +23,7 @@ from scavenger.domain.submission import OPEN_SUBMISSIONS, not_submitted
 from scavenger.errors import ConfigurationError
 from scavenger.presentation.formatting import clean, moneys, plural, when
 from scavenger_cli.commands.logs import show_lines
-from scavenger_cli.commands.pool import coming
+from scavenger_cli.commands.pool import apart, coming
 from scavenger_cli.options import Output, OutputOption, RunningJob, StoreOption, YesOption
 from scavenger_cli.ui import console, render
 
@@ -54,7 +54,8 @@ def queue(
         _emit(found)
         for pool in shared:
             if pool.jobs and not pool.whole:
-                console.emit("", Text(f"pool {pool.name}, if no other job comes (90 %):"), *coming(pool))
+                head = Text(f"pool {pool.name}, if no other job comes (90 %):")
+                console.emit("", head, *coming(pool), *apart(pool))
     else:
         console.emit(Text("No job is queued: `scavenger optimize JOB.yaml --detach` submits one."))
     if any(one.is_open for one in found) and not servers:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scavenger.api.jobs import events_of, job_of
+from scavenger.api.submissions import SubmissionAnswer
 from scavenger.api.submitting import PreviewRequest, SubmitRequest, preview, resumed, submit
 from scavenger.domain.document import report_from_document
 from scavenger.errors import ConfigurationError, TransientError
@@ -21,7 +22,6 @@ from scavenger_cli.ui import console
 
 if TYPE_CHECKING:
     from scavenger.api.calls import Remote
-    from scavenger.api.submissions import SubmittedJob
     from scavenger.domain.overrides import Overrides, Renewal
     from scavenger.store.records import JobRecord
     from scavenger_cli.commands.driving import Invocation
@@ -72,7 +72,7 @@ class RemoteRun:
                 return 0
         priority = 0 if detach is None else detach.priority
         made = submit(self._source, SubmitRequest(**self._asked, audit=audit, priority=priority))
-        return _followed(self._source, made.submission, detach, self._invocation)
+        return _followed(self._source, made, detach, self._invocation)
 
 
 def _asked_here(job_file: Path) -> dict[str, str]:
@@ -104,24 +104,24 @@ def resume_remotely(
         ConfigurationError, TransientError: It cannot be resumed.
     """
     made = resumed(source, job, renewal, audit=audit)
-    return _followed(source, made, Detach() if detach else None, invocation)
+    return _followed(source, SubmissionAnswer(submission=made), Detach() if detach else None, invocation)
 
 
-def _followed(source: Remote, made: SubmittedJob, detach: Detach | None, invocation: Invocation) -> int:
+def _followed(source: Remote, made: SubmissionAnswer, detach: Detach | None, invocation: Invocation) -> int:
     if detach is not None and not detach.follow:
         show_submission(made, as_json=invocation.as_json)
         return 0
     try:
-        _await_end(source, made.id, quiet=invocation.quiet or invocation.as_json)
+        _await_end(source, made.submission.id, quiet=invocation.quiet or invocation.as_json)
     except KeyboardInterrupt:
-        key = made.id[:8]
+        key = made.submission.id[:8]
         console.note(
             f"the job goes on: `scavenger status {key}` shows it, `scavenger jobs cancel {key}` ends it"
         )
         raise
     if detach is not None:
         return 0
-    job = job_of(source, made.id)
+    job = job_of(source, made.submission.id)
     if job.report is None:
         raise TransientError(
             f"job {job.name} ({job.id[:8]}) has no report; `scavenger status {job.id[:8]}` shows it"

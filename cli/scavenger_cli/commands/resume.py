@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scavenger.api.jobs import job_of
+from scavenger.api.submissions import SubmissionAnswer
 from scavenger.domain.overrides import UNCHANGED, Renewal
 from scavenger.errors import ConfigurationError, TransientError
 from scavenger.presentation.formatting import clean
@@ -112,7 +113,8 @@ def _resume_here(key: str, invocation: Invocation, *, detach: bool, audit: bool,
         from scavenger.api.submitting import resumed
 
         with Local(invocation.store_url) as source:
-            show_submission(resumed(source, job, renewal, audit=audit), as_json=invocation.as_json)
+            made = SubmissionAnswer(submission=resumed(source, job, renewal, audit=audit))
+            show_submission(made, as_json=invocation.as_json)
         return 0
     from scavenger.control.jobs.resume import resume_job
 

@@ -14,14 +14,17 @@ import numpy as np
 from pydantic import ValidationError
 
 from scavenger.cloud.local import LocalCloud
+from scavenger.control.pools.earlier import standing_before
 from scavenger.control.pools.rented import MeansKnown, apart_of, vm_usd_per_hour
 from scavenger.control.settings import load_settings
 from scavenger.domain.curve import FloatArray
+from scavenger.domain.forms import is_number
 from scavenger.domain.job import JobSpec, LimitsSpec
 from scavenger.domain.pool import MACHINE, JobStanding, Pool, PoolAllotment, PoolShare, RatePoint, pool_of
 from scavenger.domain.pool_settings import pools_of
 from scavenger.domain.submission import NewSubmission, RunnerSeen, Submission
 from scavenger.scheduler.jobs.allotting import Rules
+from scavenger.scheduler.jobs.policy_table import POLICIES
 from scavenger.scheduler.jobs.seeing import (
     Group,
     Means,
@@ -99,7 +102,14 @@ def standing_pools(store: Store) -> dict[str, PoolStanding]:
     now = datetime.now(UTC)
     found = {
         name: _standing(
-            pool, by_pool[name], standings, on_record.get(name), price, now, MeansKnown(store, pool).at(now)
+            store,
+            pool,
+            by_pool[name],
+            standings,
+            on_record.get(name),
+            price,
+            now,
+            MeansKnown(store, pool).at(now),
         )
         for name, pool in known.items()
     }
@@ -109,6 +119,7 @@ def standing_pools(store: Store) -> dict[str, PoolStanding]:
 
 
 def _standing(
+    store: Store,
     pool: Pool,
     seen: Iterable[Submission | RunnerSeen],
     standings: Mapping[str, JobStanding],
@@ -129,6 +140,8 @@ def _standing(
             sizes_by_file(one.job, pool),
             waited_s=lambda since: max(0.0, (now - since).total_seconds()),
         )
+        if needs_earlier(pool, job):
+            job = with_earlier(job, standing_before(store, one.job))
         if job.standing is not None:
             job = replace(job, standing=foreseeable(pool, job.standing))
         jobs.append(job)
@@ -168,12 +181,34 @@ def pool_job(
         share=share,
         queued=seen is None,
         changed_s=math.inf if share is None or share.changed is None else waited_s(share.changed),
+        due_s=deadline_s(one.job) - waited_s(one.submitted_at),
         group=None if together is None else Group(one.job.name, together),
     )
 
 
+def needs_earlier(pool: Pool, job: PoolJob) -> bool:
+    """Whether it counts how long a job takes, which it has not told yet."""
+    one = job.standing
+    told = one is not None and one.left is not None and bool(one.curve)
+    return POLICIES[pool.policy].keeps_deadlines and job.due_s < math.inf and not told
+
+
+def with_earlier(job: PoolJob, before: JobStanding | None) -> PoolJob:
+    """The job, with the speed and the work left of an earlier run."""
+    if before is None:
+        return job
+    own = job.standing or JobStanding(0, "waiting" if job.queued else "starting")
+    return replace(job, standing=replace(own, left=before.left, curve=before.curve))
+
+
 def _submission(seen: Submission | RunnerSeen) -> Submission:
     return seen.submission if isinstance(seen, RunnerSeen) else seen
+
+
+def deadline_s(job: NewSubmission) -> float:
+    """Of a submitted job, after its submission; infinite for none."""
+    found = (job.spec.get("constraints") or {}).get("deadline")
+    return float(found) if is_number(found) else math.inf
 
 
 def change_limit_s(spec: Mapping[str, Any]) -> float:

@@ -14,8 +14,15 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from scavenger.control.pools.asked import Asked, AskedJobs
+from scavenger.control.pools.earlier import standing_before
 from scavenger.control.pools.rented import MeansKnown
-from scavenger.control.pools.standing import change_limit_s, pool_job, sizes_by_file
+from scavenger.control.pools.standing import (
+    change_limit_s,
+    needs_earlier,
+    pool_job,
+    sizes_by_file,
+    with_earlier,
+)
 from scavenger.domain.operation import REASON_MAX, TakeShare
 from scavenger.domain.pool import ANOTHERS, JobStanding, Pool, PoolAllotment, PoolShare, pool_of
 from scavenger.domain.submission import Backlog, RunnerSeen, Submission
@@ -92,6 +99,7 @@ class Pools:
     ) -> None:
         self._store, self._pools, self._clock = store, pools, clock
         self._sizes: dict[str, Sizes] = {}
+        self._before: dict[str, JobStanding | None] = {}
         self._ages = _Ages(clock)
         self._limits_s: dict[str, float] = {}
         self._asked = AskedJobs(clock)
@@ -179,6 +187,7 @@ class Pools:
         here_now = {one.id for one in _all(backlog)}
         self._ages.forget(here_now)
         self._sizes = {key: one for key, one in self._sizes.items() if key in here_now}
+        self._before = {key: one for key, one in self._before.items() if key in here_now}
         self._limits_s = {key: one for key, one in self._limits_s.items() if key in running}
         self._asked.forget(running)
         self._seen, self._due_at = self._signature(backlog, able), self._clock() + max(0.5, again_s)
@@ -239,6 +248,10 @@ class Pools:
             self._sizes_of(one),
             waited_s=lambda since: self._ages.of(one.id, since, now),
         )
+        if needs_earlier(pool, job):
+            if one.id not in self._before:
+                self._before[one.id] = standing_before(self._store, one.job)
+            job = with_earlier(job, self._before[one.id])
         if seen is None:
             return job
         lives = not seen.ended and seen.lease is not None and alive(seen)
@@ -299,6 +312,7 @@ def _wanted(decision: PoolDecision) -> dict[str, Wanted]:
             slots[job.id],
             int(allotment.level[row]),
             attained if allotment.promoted[row] else before,
+            decision.promised(row),
         )
     return wanted
 

@@ -61,18 +61,10 @@ def promise(seen: PoolSeen, job: int, how: Caution = CAUTIOUS) -> Promise:
     if seen.claims.deadline_s[job] == np.inf:
         return Promise(True, np.inf)
     due_s = _due_s(seen, how)
-    due = np.isfinite(due_s)
-    others = due.copy()
-    others[job] = False
-    kept = kept_shares(seen, how, others)[1]
+    kept = kept_shares(seen, how, np.isfinite(due_s) & (np.arange(seen.jobs) != job))[1]
 
     def able(at_s: float) -> bool:
-        claims = seen.claims
-        deadline_s = claims.deadline_s.copy()
-        deadline_s[job] = at_s + seen.now_s
-        asked = replace(seen, claims=replace(claims, deadline_s=deadline_s))
-        found = kept_shares(asked, how, kept | (np.arange(seen.jobs) == job))[1]
-        return bool(found[job]) and bool(found[kept].all())
+        return _beside(due_at(seen, job, at_s), job, how, kept)
 
     asked_s = float(seen.claims.deadline_s[job] - seen.now_s)
     if able(asked_s):
@@ -90,6 +82,37 @@ def promise(seen: PoolSeen, job: int, how: Caution = CAUTIOUS) -> Promise:
         middle = 0.5 * (low + high)
         low, high = (low, middle) if able(middle) else (middle, high)
     return Promise(False, high)
+
+
+def promised(seen: PoolSeen, due_s: FloatArray, how: Caution = CAUTIOUS) -> BoolArray:
+    """Whom their deadlines are promised: all that `seen` knows, and each other that is through in time beside them.
+
+    Those that were submitted first are asked first.
+
+    Args:
+        due_s: From now, of each job; infinite for none, and not after it has passed.
+    """
+    has = np.isfinite(seen.claims.deadline_s)
+    known = np.isfinite(_left(seen, how)) & (seen.claims.least > 0)
+    kept = kept_shares(seen, how, has)[1]
+    for job in seen.arrival[(~has & known & (due_s > 0.0) & np.isfinite(due_s))[seen.arrival]].tolist():
+        asked = due_at(seen, job, float(due_s[job]))
+        if _beside(asked, job, how, kept):
+            seen, has[job], kept[job] = asked, True, True
+    return has
+
+
+def due_at(seen: PoolSeen, job: int, due_s: float) -> PoolSeen:
+    """The pool with a job that has to be done so many seconds from now."""
+    deadline_s = seen.claims.deadline_s.copy()
+    deadline_s[job] = seen.now_s + due_s
+    return replace(seen, claims=replace(seen.claims, deadline_s=deadline_s))
+
+
+def _beside(seen: PoolSeen, job: int, how: Caution, kept: BoolArray) -> bool:
+    """Whether a job is through in time, and so are all of `kept`, which are without it."""
+    found = kept_shares(seen, how, kept | (np.arange(seen.jobs) == job))[1]
+    return bool(found[job]) and bool(found[kept].all())
 
 
 def kept_shares(seen: PoolSeen, caution: Caution, who: BoolArray) -> tuple[IntArray, BoolArray]:

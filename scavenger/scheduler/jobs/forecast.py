@@ -28,6 +28,8 @@ HORIZON_S = 30 * 86400.0
 _RUNS = 60
 _JOBS_SIMULATED = 6000
 """In all runs together: about three seconds of a processor."""
+_OF_A_DEADLINE = 3
+"""A job whose deadline is kept takes as long as so many others besides."""
 _RUNS_MIN = 20
 _DECISIONS = 100
 _DECISIONS_OF_A_JOB = 10
@@ -72,6 +74,7 @@ class NewJob:
 
     Attributes:
         rates: Its curve: work a second with 0, 1, 2, ... slots.
+        deadline_s: From now.
     """
 
     least: int
@@ -83,6 +86,7 @@ class NewJob:
     left: float = np.nan
     left_log_sd: float = 0.0
     change_s: float = 0.0
+    deadline_s: float = inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +149,7 @@ def with_job(seen: PoolSeen, job: NewJob) -> PoolSeen:
     claims, standing = seen.claims, seen.standing
     submitted_s = float(claims.submitted_s.max(initial=0.0)) + 1.0
     new = {**{one.name: getattr(job, one.name) for one in fields(job)}, "curve": len(rates)}
-    claim = {**new, "submitted_s": submitted_s, "deadline_s": inf}
+    claim = {**new, "submitted_s": submitted_s}
     return replace(
         seen,
         claims=Claims(**{name: _appended(getattr(claims, name), claim[name]) for name in _names(claims)}),
@@ -188,7 +192,8 @@ class _Runs:
         known = np.flatnonzero(~self.unknown)
         sd = np.where(self.unknown, 0.0, seen.standing.left_log_sd)
         if runs is None:
-            runs = int(np.clip(_JOBS_SIMULATED // max(1, seen.jobs), _RUNS_MIN, _RUNS)) if sd.any() else 1
+            jobs = max(1, seen.jobs + _OF_A_DEADLINE * int(np.isfinite(seen.claims.deadline_s).sum()))
+            runs = int(np.clip(_JOBS_SIMULATED // jobs, _RUNS_MIN, _RUNS)) if sd.any() else 1
         drawn = _normal(runs, seen.jobs, seed)
         left = seen.standing.left * np.exp(sd * drawn)
         left[:, self.unknown] = inf

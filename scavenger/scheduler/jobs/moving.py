@@ -38,12 +38,13 @@ class Wanted:
 
     Attributes:
         slots: What it shall have.
-        level, promoted_slot_s: As of `PoolShare`.
+        level, promoted_slot_s, promised: As of `PoolShare`.
     """
 
     slots: int
     level: int = 0
     promoted_slot_s: float = 0.0
+    promised: bool = False
 
 
 def moves(
@@ -82,7 +83,11 @@ def moves(
             continue
         before = shares.get(job.id, PoolShare(0, 0, 0, number))
         shares[job.id] = replace(
-            before, slots=aim.slots, level=aim.level, promoted_slot_s=aim.promoted_slot_s
+            before,
+            slots=aim.slots,
+            level=aim.level,
+            promoted_slot_s=aim.promoted_slot_s,
+            promised=aim.promised,
         )
         told = shares[job.id].told
         if not job.queued and aim.slots < told and not job.fixed:

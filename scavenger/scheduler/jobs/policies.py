@@ -40,9 +40,11 @@ class Policy(Protocol):
 
     Attributes:
         gives_asked: Whether jobs get what they asked for, or nothing, and more at most.
+        keeps_deadlines: Whether those that were promised theirs come first.
     """
 
     gives_asked: ClassVar[bool]
+    keeps_deadlines: ClassVar[bool]
 
     def plan(self, seen: PoolSeen, patience: Patience) -> Plan:
         """How many slots each job shall have.
@@ -69,6 +71,7 @@ class Patient:
     __slots__ = ()
 
     gives_asked: ClassVar[bool] = False
+    keeps_deadlines: ClassVar[bool] = False
 
     def types_worth(self, seen: PoolSeen) -> FloatArray | None:
         """See `Policy.types_worth`."""

@@ -12,6 +12,7 @@ from scavenger.domain.curve import BoolArray, FloatArray, IntArray
 from scavenger.domain.job import JobSpec
 from scavenger.domain.pool import JobStanding, Pool, PoolShare, RatePoint, UserPart
 from scavenger.scheduler.jobs.allotting import Rules, allot
+from scavenger.scheduler.jobs.deadlines import promised
 from scavenger.scheduler.jobs.filling import level_up
 from scavenger.scheduler.jobs.policies import Fair, Patience
 from scavenger.scheduler.jobs.policy_table import POLICIES
@@ -63,6 +64,7 @@ class PoolJob:
         held_back: Whether it is not to be asked to change at this time.
         group: None if it is in none.
         changed_s: Since its share was last changed while it trained; infinite if it never was.
+        due_s: From now until its deadline; infinite for none.
     """
 
     id: str
@@ -77,11 +79,17 @@ class PoolJob:
     held_back: bool = False
     group: Group | None = None
     changed_s: float = inf
+    due_s: float = inf
 
     @property
     def told(self) -> int:
         """Slots that it may have, by what it was told."""
         return 0 if self.queued or self.share is None else self.share.told
+
+    @property
+    def promised(self) -> bool:
+        """Whether its deadline was promised by the last allotment."""
+        return self.share is not None and self.share.promised
 
     @property
     def answered(self) -> bool:
@@ -231,6 +239,8 @@ def rental_of(pool: Pool, means: Means) -> Rental | None:
 def seen_of(pool: Pool, jobs: Sequence[PoolJob], number: int = 0, means: Means = Means()) -> PoolSeen:
     """A pool as `allot` sees it; rows are jobs in the given order.
 
+    Of deadlines, those are seen that are promised, some of them now, in seconds from now.
+
     A job is seen with the slots that it was told: those that it still has to give back count as free, since what is
     decided is where all that goes. When slots are given on is decided by `moves`.
 
@@ -253,6 +263,7 @@ def seen_of(pool: Pool, jobs: Sequence[PoolJob], number: int = 0, means: Means =
         asked=_whole(one.asked for one in sizes) + apart,
         most=_whole(one.most for one in sizes) + apart,
         curve=np.arange(len(jobs), dtype=np.int64),
+        deadline_s=_real(job.due_s if job.promised else inf for job in jobs),
     )
     told = _whole(job.told for job in jobs)
     rows = np.flatnonzero(told)
@@ -264,9 +275,13 @@ def seen_of(pool: Pool, jobs: Sequence[PoolJob], number: int = 0, means: Means =
         curves=Curves(_rates(jobs, pool.slots)),
         number=number,
     )
+    policy, due_s = POLICIES[pool.policy], _real(job.due_s for job in jobs)
+    if policy.keeps_deadlines and np.isfinite(due_s).any():
+        deadline_s = np.where(promised(seen, due_s), due_s, inf)
+        seen = replace(seen, claims=replace(seen.claims, deadline_s=deadline_s))
     if rental is None:
         return seen
-    return replace(seen, claims=priced_claims(seen, POLICIES[pool.policy], rental, means.start_s))
+    return replace(seen, claims=priced_claims(seen, policy, rental, means.start_s))
 
 
 def counted(pool: Pool, job: PoolJob) -> PoolShare | None:
@@ -300,6 +315,10 @@ class PoolDecision:
     jobs: tuple[PoolJob, ...]
     seen: PoolSeen
     allotment: Allotment
+
+    def promised(self, row: int) -> bool:
+        """Whether a job's deadline is promised."""
+        return bool(self.seen.claims.deadline_s[row] < inf)
 
     def known(self, row: int) -> bool:
         """Whether anything is known of a job's speed with other numbers of slots."""

@@ -35,6 +35,7 @@ class Tiresias:
     """
 
     gives_asked: ClassVar[bool] = True
+    keeps_deadlines: ClassVar[bool] = False
 
     quanta_slot_s: tuple[float, ...] = (3250.0, 7200.0)
     promote: float = inf
@@ -98,6 +99,7 @@ class ElasticTiresias:
     """
 
     gives_asked: ClassVar[bool] = True
+    keeps_deadlines: ClassVar[bool] = False
 
     ladder: Tiresias = Tiresias((500.0, 10_000.0))
     waiting_max: int = 10

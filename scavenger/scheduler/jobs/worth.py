@@ -11,6 +11,7 @@ References:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -68,6 +69,8 @@ class Worth(Patient):
         power: From 0, below 1.
         caution: With which deadlines are kept: the slots that these need come first.
     """
+
+    keeps_deadlines: ClassVar[bool] = True
 
     power: float = 0.5
     caution: Caution = CAUTIOUS
