@@ -347,6 +347,47 @@ def test_a_job_of_which_nothing_is_known_begins_with_its_even_part(policy: str) 
     assert roomy == {"known": 2, "new": 6}
 
 
+def unknown(name: str, number: int, least: int, most: int) -> PoolJob:
+    return PoolJob(name, "ann", 0, number, Sizes(least, most, most), 0.0, None, None, queued=True)
+
+
+@examples(40)
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 6), st.booleans()), min_size=1, max_size=6),
+    st.integers(1, 12),
+    st.sampled_from([name for name in POLICY_NAMES if not POLICIES[name].gives_asked]),
+)
+def test_no_slot_is_idle_while_a_job_of_which_nothing_is_known_may_have_it(
+    rows: list[tuple[int, int, bool]], slots: int, policy: str
+) -> None:
+    """Jobs that are known gain from two slots at most; of the others each begins with its even part, or more."""
+    curve = tuple(RatePoint(k, float(min(k, 2)), True) for k in range(1, 13))
+    known = JobStanding(0, "waiting", left=WorkLeft(1e3), curve=curve)
+    jobs = [
+        replace(unknown(str(at), at, least, least + more), standing=known if is_known else None)
+        for at, (least, more, is_known) in enumerate(rows)
+    ]
+    found = decided(Pool("gpu", slots, policy), jobs).slots
+
+    idle = slots - sum(found.values())
+    assert idle >= 0
+    for job in jobs:
+        has = found[job.id]
+        assert has == 0 or job.sizes.least <= has <= job.sizes.most
+        assert not has or idle == 0 or has == min(job.sizes.most, slots) or job.standing is not None
+
+
+def test_a_job_that_waits_for_too_many_slots_leaves_none_idle_and_no_known_job_loses_any() -> None:
+    pool = Pool("gpu", 8, "worth")
+    rates = tuple(RatePoint(slots, min(slots, 2.0) ** 0.5, True) for slots in range(1, 9))
+    known = JobStanding(1, "training", 2, 1, left=WorkLeft(1e3), curve=rates)
+    runs = PoolJob("known", "ann", 0, 1, Sizes(1, 8, 8), 0.0, known, PoolShare(2, 2, 2, 1), queued=False)
+
+    found = decided(pool, [runs, unknown("new", 2, 1, 8), unknown("wide", 3, 8, 8)]).slots
+
+    assert found == {"known": 2, "new": 6, "wide": 0}
+
+
 def test_a_job_that_does_not_fit_has_no_size_in_the_pool() -> None:
     assert sizes_in(Pool("gpu", 2), Sizes(3, 4, 8)) == Sizes(0, 0, 0)
     assert sizes_in(Pool("gpu", 6), Sizes(3, 8, 8)) == Sizes(3, 6, 6)

@@ -8,6 +8,7 @@ from math import inf
 import numpy as np
 
 from scavenger.domain.curve import IntArray
+from scavenger.scheduler.jobs.filling import level_up
 from scavenger.scheduler.jobs.placing import Placement, place
 from scavenger.scheduler.jobs.policies import Patience, Policy
 from scavenger.scheduler.jobs.types_of_nodes import elsewhere, of_type, types_of
@@ -47,7 +48,7 @@ def allot(seen: PoolSeen, rules: Rules) -> Allotment:
     promoted = np.zeros(seen.jobs, dtype=bool)
     now, before = seen, [seen.shares]
     for _ in range(_ROUNDS):
-        plan = rules.policy.plan(now, rules.patience)
+        plan = _with_idle(now, rules.policy.plan(now, rules.patience))
         shares = place(now, plan, rules.placement)
         promoted |= plan.promoted
         if _settled(plan, shares) or any(same(shares, one) for one in before):
@@ -95,6 +96,19 @@ def _parted(seen: PoolSeen, rules: Rules, type_: IntArray) -> Allotment:
         *(np.concatenate([getattr(one, name) for one in shares]) for name in ("job", "node", "slots"))
     )
     return Allotment(whole, level, promoted, again_s, seen.number)
+
+
+def _with_idle(seen: PoolSeen, plan: Plan) -> Plan:
+    """The plan in which slots that it leaves idle go to jobs that may have more of such, as evenly as can be."""
+    idle = seen.slots - int(plan.slots.sum())
+    takes = (plan.slots > 0) & ~seen.standing.fixed & (seen.claims.idle_most > seen.claims.most)
+    if idle <= 0 or not takes.any():
+        return plan
+    rows = seen.arrival[takes[seen.arrival]]
+    slots = plan.slots.copy()
+    most = np.maximum(seen.claims.idle_most[rows], slots[rows])
+    slots[rows] = level_up(slots[rows], most, idle + int(slots[rows].sum()))
+    return replace(plan, slots=slots, most=np.maximum(plan.most, slots))
 
 
 def _settled(plan: Plan, shares: Shares) -> bool:

@@ -163,7 +163,9 @@ def _with_slots(now: PoolSeen, job: int, slots: int) -> PoolSeen:
 
     least, asked, most = (but(column, slots) for column in (claims.least, claims.asked, claims.most))
     first = but(claims.priority, int(claims.priority.max()) + 1)
-    return replace(now, claims=replace(claims, least=least, asked=asked, most=most, priority=first))
+    return replace(
+        now, claims=replace(claims, least=least, asked=asked, most=most, idle_most=most, priority=first)
+    )
 
 
 def sooner_s(now: PoolSeen, job: int, slots: int) -> float:

@@ -149,7 +149,7 @@ def with_job(seen: PoolSeen, job: NewJob) -> PoolSeen:
     claims, standing = seen.claims, seen.standing
     submitted_s = float(claims.submitted_s.max(initial=0.0)) + 1.0
     new = {**{one.name: getattr(job, one.name) for one in fields(job)}, "curve": len(rates)}
-    claim = {**new, "submitted_s": submitted_s}
+    claim = {**new, "submitted_s": submitted_s, "idle_most": job.most}
     return replace(
         seen,
         claims=Claims(**{name: _appended(getattr(claims, name), claim[name]) for name in _names(claims)}),

@@ -124,7 +124,8 @@ def priced_claims(seen: PoolSeen, policy: Policy, rental: Rental, start_s: float
     claims = seen.claims
     most = worthwhile(seen, rental, start_s)
     asked = claims.asked if policy.gives_asked else np.minimum(claims.asked, most)
-    return replace(claims, asked=asked, most=np.maximum(asked, most))
+    most = np.maximum(asked, most)
+    return replace(claims, asked=asked, most=most, idle_most=most)
 
 
 def worthwhile(seen: PoolSeen, rental: Rental, start_s: float) -> IntArray:

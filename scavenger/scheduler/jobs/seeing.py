@@ -480,11 +480,12 @@ def even_parts(pool: Pool, least: IntArray, most: IntArray) -> IntArray:
 def _within_parts(pool: Pool, jobs: Sequence[PoolJob], claims: Claims) -> Claims:
     """Claims of which those of jobs without a curve are at most their even part, whoever has slots now.
 
-    Such a job cannot be shrunk while it searches, and by work that nobody knows it would take all others' slots.
+    Such a job cannot be shrunk while it searches, and by work that nobody knows it would take all others' slots. What
+    nobody else can use of this machine it may have.
     """
     unknown = np.array([job.standing is None or not job.standing.curve for job in jobs], dtype=bool)
     most = np.where(unknown, even_parts(pool, claims.least, claims.most), claims.most)
-    return replace(claims, asked=np.minimum(claims.asked, most), most=most)
+    return replace(claims, asked=np.minimum(claims.asked, most), most=most, idle_most=claims.most)
 
 
 def _within_limits(pool: Pool, jobs: Sequence[PoolJob], claims: Claims) -> Claims:

@@ -139,6 +139,7 @@ class Claims:
         most: No more, whatever is idle; one for which nothing can be paid has 0 everywhere.
         curve: Row of `Curves`.
         deadline_s: On the same clock as `submitted_s`, infinite for none; none for nobody if it is left out.
+        idle_most: No more, of slots that would else stay idle; at least `most`, and that if it is left out.
     """
 
     user: IntArray
@@ -149,10 +150,13 @@ class Claims:
     most: IntArray
     curve: IntArray
     deadline_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    idle_most: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def __post_init__(self) -> None:
         if len(self.deadline_s) != len(self.user):
             object.__setattr__(self, "deadline_s", np.full(len(self.user), inf))
+        if len(self.idle_most) != len(self.user):
+            object.__setattr__(self, "idle_most", self.most)
         if ((self.least > self.asked) | (self.asked > self.most) | (self.least < 0)).any():
             raise ValueError("0 <= least <= asked <= most")
 
