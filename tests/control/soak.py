@@ -30,10 +30,11 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -356,12 +357,15 @@ def _faults_of(store: Store, job_id: str, job_file: str) -> list[str]:
 
 
 @contextmanager
-def database_of(name: str, folder: Path) -> Iterator[tuple[str, PostgreSQL | None]]:
-    if name == "sqlite":
-        yield f"sqlite:///{folder}/store.db", None
-        return
-    with running_server() as server:
-        yield server.url, server
+def place_of(database: str, folder: Path | None) -> Iterator[tuple[str, PostgreSQL | None, Path]]:
+    """The URL of the store, PostgreSQL's server if it is one, and the folder, a temporary one if None is given."""
+    with tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as made:
+        where = folder or Path(made)
+        if database == "sqlite":
+            yield f"sqlite:///{where}/store.db", None, where
+            return
+        with running_server() as server:
+            yield server.url, server, where
 
 
 def soak(
@@ -372,13 +376,15 @@ def soak(
     kill: tuple[str, ...] = ("postgresql",),
     every_s: float = 5.0,
     seed: int = 0,
+    folder: Path | None = None,
 ) -> tuple[list[str], dict[str, object]]:
-    """Run a soak; returns what is wrong, and figures."""
-    with (
-        tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as made,
-        database_of(database, Path(made)) as (url, postgresql),
-    ):
-        one = Soak(url, postgresql, servers, Path(made), kill=kill, every_s=every_s, rng=random.Random(seed))
+    """Run a soak; returns what is wrong, and figures.
+
+    Args:
+        folder: For jobs, logs and the store, which stay; None for a temporary one.
+    """
+    with place_of(database, folder) as (url, postgresql, where):
+        one = Soak(url, postgresql, servers, where, kill=kill, every_s=every_s, rng=random.Random(seed))
         try:
             one.run(duration_s)
             faults = one.faults()
@@ -389,7 +395,7 @@ def soak(
                 process.kill()
         with Store.open(url) as store:
             starts = [each.starts.count for each in store.submissions(1_000_000)]
-        logs = [(Path(made) / f"server-{n}.log").read_text() for n in range(servers)]
+        logs = [(where / f"server-{n}.log").read_text() for n in range(servers)]
     figures: dict[str, object] = {
         "database": database,
         "servers": servers,
@@ -405,39 +411,57 @@ def soak(
     return faults, figures
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.control.soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--database", choices=("postgresql", "sqlite"), default="postgresql")
-    parser.add_argument("--servers", type=int, default=3, help="1 for SQLite")
-    parser.add_argument("--kill", default="postgresql", help=f"of {', '.join(KINDS)}, with commas")
-    parser.add_argument("--every", type=float, default=5.0, help="seconds between submissions, on average")
+def options_of(
+    module: str, what: str | None, kinds: Sequence[str], *, minutes: float, every: float, **defaults: object
+) -> dict[str, Any]:
+    """The options of a soak as arguments of its function; SIGTERM ends what it has started with it.
+
+    Args:
+        kinds: Of what can be killed.
+        minutes, every, defaults: Of the options.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=what)
+    parser.add_argument("--minutes", type=float, default=minutes)
+    parser.add_argument("--database", choices=("postgresql", "sqlite"))
+    parser.add_argument("--servers", type=int, help="1 for SQLite")
+    parser.add_argument("--kill", help=f"of {', '.join(kinds)}, with commas")
+    parser.add_argument("--every", type=float, default=every, help="seconds between submissions, on average")
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    kill = tuple(name for name in options.kill.split(",") if name)
-    if set(kill) - set(KINDS) or (
-        options.database == "sqlite" and ("postgresql" in kill or options.servers > 1)
-    ):
-        parser.error(
-            f"--kill names of {', '.join(KINDS)}; a SQLite store has one server, and none of PostgreSQL"
-        )
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what it has started ends with it
-    try:
-        faults, figures = soak(
-            60 * options.minutes,
-            database=options.database,
-            servers=options.servers,
-            kill=kill,
-            every_s=options.every,
-            seed=options.seed,
-        )
-    except ScavengerError as error:
-        print(error, file=sys.stderr)
-        return 1
+    parser.add_argument("--folder", type=Path, help="an empty folder in which all is kept")
+    parser.set_defaults(**defaults)
+    given = vars(parser.parse_args())
+    kill = tuple(name for name in given["kill"].split(",") if name)
+    sqlite = given["database"] == "sqlite"
+    if set(kill) - set(kinds) or (sqlite and ("postgresql" in kill or given["servers"] > 1)):
+        parser.error(f"--kill names of {', '.join(kinds)}; a SQLite store has one server, none of PostgreSQL")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    return {"duration_s": 60 * given.pop("minutes"), "every_s": given.pop("every"), **given, "kill": kill}
+
+
+def told(faults: Sequence[str], figures: Mapping[str, object]) -> int:
+    """Print what came of a soak; returns the exit code."""
     print(json.dumps(figures, indent=1))
     for fault in faults:
         print(f"FAULT: {fault}")
     return 1 if faults else 0
+
+
+def main() -> int:
+    options = options_of(
+        "tests.control.soak",
+        __doc__,
+        KINDS,
+        minutes=10.0,
+        every=5.0,
+        database="postgresql",
+        servers=3,
+        kill="postgresql",
+    )
+    try:
+        return told(*soak(**options))
+    except ScavengerError as error:
+        print(error, file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ what is on record, and what was seen of the processes meanwhile, against what a 
 - shares of all jobs were never more than the pool's slots together, nor were there more processes of workers;
 - every submission that was acknowledged has ended once, as succeeded, and used each sample of each epoch once;
 - a job has had no more slot-seconds than were kept for it, and paid for no more than it has had;
+- a deadline that was promised stays so;
 - no process is left.
 
 Most jobs are loops whose computing is a sleep; a few train a small Keras model. Both share one policy, which the seed
@@ -15,14 +16,11 @@ chooses.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import os
 import random
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
@@ -34,7 +32,7 @@ from typing import ClassVar
 import psutil
 
 from tests.control import soak
-from tests.control.soak import Serving, Soak, database_of  # puts the folders of tests on the path
+from tests.control.soak import Serving, Soak, place_of  # puts the folders of tests on the path
 
 sys.path.insert(0, str(soak.ROOT / "tests" / "lean"))
 
@@ -82,6 +80,7 @@ profile: {{steps: 3}}
 goal: {{max_epochs: {epochs}}}
 elastic: {{failures: {{per_host: 1000, give_up: 1000}}}}
 checkpoint: {{path: ./saved, every_steps: 20}}
+constraints: {{deadline: {deadline}}}
 """
 
 
@@ -135,6 +134,7 @@ class PoolSoak(Soak):
             pool=POOL,
             workers=f"{least}..{most}",
             epochs=self._rng.randint(40, 80) if keras else self._rng.randint(2, 14),
+            deadline=self._rng.choice(("1d", "1d", "2h")),
         )
         (folder / "job.yaml").write_text(job)
         return {"audit": True, "priority": self._rng.choice((0, 0, 0, 5))}
@@ -217,6 +217,7 @@ class PoolSoak(Soak):
     def faults(self) -> list[str]:
         """See `Soak.faults`."""
         found = [*sorted(self.torn), *super().faults()]
+        promised: dict[str, bool] = {}
         with Store.open(self.url) as store:
             self.kept_slot_s = self._kept(store)
             for one in store.submissions(1_000_000):
@@ -224,6 +225,11 @@ class PoolSoak(Soak):
             for allotment in store.allotments(POOL, 1_000_000):
                 if (total := sum(share.counts for share in allotment.shares.values())) > SLOTS:
                     found.append(f"allotment {allotment.number} gives {total} slots of {SLOTS}")
+                for job_id, share in allotment.shares.items():  # newest first
+                    if share.promised and not promised.get(job_id, True):
+                        found.append(f"job {job_id}: the promise of allotment {allotment.number} is gone")
+                    promised[job_id] = share.promised
+            self.promised = sum(promised.values())
         return found
 
     def _kept(self, store: Store) -> dict[str, float]:
@@ -282,6 +288,7 @@ class PoolSoak(Soak):
         return {
             "policy": self.policy,
             "moves": dict(moves),
+            "promised_at_once": self.promised,
             "looks": self.looks,
             "most_workers": self.most_workers,
             "usd": {"jobs": usd, "kept": kept * price, "idle": (whole - kept) * price, "pool": whole * price},
@@ -336,11 +343,7 @@ def soak_pool(
     Args:
         folder: For jobs, logs and the store, which stay; None for a temporary one.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as made,
-        database_of(database, folder or Path(made)) as (url, postgresql),
-    ):
-        where = folder or Path(made)
+    with place_of(database, folder) as (url, postgresql, where):
         one = PoolSoak(url, postgresql, servers, where, kill=kill, every_s=every_s, rng=random.Random(seed))
         with _ended(one, where):
             one.run(duration_s)
@@ -363,33 +366,17 @@ def soak_pool(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.control.soak_pool", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--database", choices=("postgresql", "sqlite"), default="sqlite")
-    parser.add_argument("--servers", type=int, default=1, help="1 for SQLite")
-    parser.add_argument("--kill", default=",".join(KINDS[1:]), help=f"of {', '.join(KINDS)}, with commas")
-    parser.add_argument("--every", type=float, default=8.0, help="seconds between submissions, on average")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, help="an empty folder in which all is kept")
-    options = parser.parse_args()
-    kill = tuple(name for name in options.kill.split(",") if name)
-    sqlite = options.database == "sqlite"
-    if set(kill) - set(KINDS) or (sqlite and ("postgresql" in kill or options.servers > 1)):
-        parser.error(f"--kill names of {', '.join(KINDS)}; a SQLite store has one server, none of PostgreSQL")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what it has started ends with it
-    faults, figures = soak_pool(
-        60 * options.minutes,
-        database=options.database,
-        servers=options.servers,
-        kill=kill,
-        every_s=options.every,
-        seed=options.seed,
-        folder=options.folder,
+    options = soak.options_of(
+        "tests.control.soak_pool",
+        __doc__,
+        KINDS,
+        minutes=30.0,
+        every=8.0,
+        database="sqlite",
+        servers=1,
+        kill=",".join(KINDS[1:]),
     )
-    print(json.dumps(figures, indent=1))
-    for fault in faults:
-        print(f"FAULT: {fault}")
-    return 1 if faults else 0
+    return soak.told(*soak_pool(**options))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -56,13 +56,13 @@ class World:
         )
         return self.store.submit(new)
 
-    def decide(self, now: datetime | None = None) -> PoolsDecided:
-        """One decision after the time between two, recorded and acted upon."""
+    def decide(self, now: datetime | None = None, *, resting: Collection[str] = ()) -> PoolsDecided:
+        """One decision after the time between two, recorded and acted upon; some jobs may not begin now."""
         self.at_s += DECIDE_S
         store = self.store
         with store.together():
             backlog = store.backlog(socket.gethostname(), os.getuid(), None)
-            able = {one.id for one in backlog.queued}
+            able = {one.id for one in backlog.queued} - set(resting)
             found = self.pools.decide(backlog, able, lambda seen: True, now or datetime.now(UTC))
             for job_id in found.begin:
                 lease = store.start_runner(job_id, "here/1/1", store.lease(runner_lease(job_id)))
@@ -270,7 +270,12 @@ def test_a_deadline_is_promised_once_it_is_known_that_it_can_be_kept_and_its_slo
         world.serve()  # another server knows it, too
         world.decide()
         assert world.share(first.id).promised
-        world.store.end_submission(world.fences[first.id], first.id, "succeeded")
+        world.store.requeue(world.fences[first.id], first.id, "its runner has died")
+        world.decide(resting=[first.id])
+        assert (world.share(first.id).promised, world.share(first.id).counts) == (True, 0)
+        world.decide()
+        assert [world.share(one.id).promised for one in (first, second)] == [True, False]
+        world.store.end_submission(None, first.id, "withdrawn")
         world.decide()
         assert world.share(second.id).promised
 

@@ -353,18 +353,20 @@ def unknown(name: str, number: int, least: int, most: int) -> PoolJob:
 
 @examples(40)
 @given(
-    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 6), st.booleans()), min_size=1, max_size=6),
-    st.integers(1, 12),
+    st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6), st.booleans()), min_size=2, max_size=4),
+    st.integers(4, 8),
     st.sampled_from([name for name in POLICY_NAMES if not POLICIES[name].gives_asked]),
 )
 def test_no_slot_is_idle_while_a_job_of_which_nothing_is_known_may_have_it(
     rows: list[tuple[int, int, bool]], slots: int, policy: str
 ) -> None:
-    """Jobs that are known gain from two slots at most; of the others each begins with its even part, or more."""
-    curve = tuple(RatePoint(k, float(min(k, 2)), True) for k in range(1, 13))
+    """Jobs that are known may have one more than their least; of the others each begins with its even part, or more."""
+    curve = tuple(RatePoint(k, k**0.8, True) for k in range(1, 13))
     known = JobStanding(0, "waiting", left=WorkLeft(1e3), curve=curve)
     jobs = [
-        replace(unknown(str(at), at, least, least + more), standing=known if is_known else None)
+        replace(unknown(str(at), at, least, least + 1), standing=known)
+        if is_known
+        else unknown(str(at), at, least, least + more)
         for at, (least, more, is_known) in enumerate(rows)
     ]
     found = decided(Pool("gpu", slots, policy), jobs).slots

@@ -205,6 +205,12 @@ class Pools:
         number = 1 if last is None else last.number + 1
         decision = decided(pool, jobs, number - 1, means=self._means[pool.name].at(now))
         shares, done = moves(pool, jobs, _wanted(decision), number, now, slots=decision.seen.slots)
+        # who lacks more than slots, as between two runners, is not forgotten
+        shares |= {
+            one.id: replace(last.shares[one.id], slots=0, told=0, counts=0)
+            for one in here
+            if last is not None and one.id in last.shares and one.id not in shares
+        }
         names = {one.id: one.job.name for one in here}
         for move in done[:_EXPLAINED_MAX]:
             shares[move.job] = replace(shares[move.job], reason=_reason(pool, decision, move.job, names))
