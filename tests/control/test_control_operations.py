@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from scripted import Scripted, trainer_of
 
-from scavenger.control.training.operations import OperationHandler
+from scavenger.control.training.operations import NOT_YET, OperationHandler
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import GoalSpec
@@ -22,6 +22,7 @@ from scavenger.domain.operation import (
     ScaleOut,
     ScaleTo,
     StopJob,
+    TakeShare,
 )
 from scavenger.errors import LimitReachedError, TransientError
 from scavenger.store import Store
@@ -32,7 +33,14 @@ class Job:
     """A job of two workers, batch 32, that may have one to four; past its search unless it is said."""
 
     def __init__(
-        self, store: Store, folder: Path, scripted: Scripted, policy: str = "fixed", **limits: object
+        self,
+        store: Store,
+        folder: Path,
+        scripted: Scripted,
+        policy: str = "fixed",
+        pool: str = "",
+        obeyed: int = 0,
+        **limits: object,
     ) -> None:
         self.store, self.supervisor = store, scripted
         self.id = store.create_job("tiny", spec={}, job_file=folder / "job.yaml").id
@@ -50,6 +58,8 @@ class Job:
             stop=lambda reason, save: self.stopped.append((reason, save)),
             measured=self.measured.append,
             policy=policy,
+            pool=pool,
+            obeyed=obeyed,
         )
         self.operations.refusing = ""
         self.trainer.start(2)
@@ -308,3 +318,34 @@ def test_what_ends_the_job_fails_the_operation_with_its_words(store: Store, tmp_
     answer = store.operation(record.id)
     assert answer.state == "failed"
     assert "deadline of 12 s" in answer.message
+
+
+def test_a_share_of_an_older_decision_is_refused_by_its_number(store: Store, tmp_path: Path) -> None:
+    """As of a server that slept while another one decided."""
+    job = Job(store, tmp_path, Scripted(epoch_steps=10**6), pool="pool gpu", obeyed=7)
+
+    old = job.ask(TakeShare(4, 6))
+    assert (old.state, len(job.training)) == ("refused", 2)
+    assert old.message == "allotment 6 of pool gpu is older than 7, which the job has had"
+    assert (job.ask(TakeShare(3, 9)).state, len(job.training), job.operations.obeyed) == ("done", 3, 9)
+    assert (job.ask(TakeShare(1, 8)).state, len(job.training), job.operations.obeyed) == ("refused", 3, 9)
+
+
+def test_a_share_that_comes_while_the_job_searches_cuts_the_search_off_and_is_taken_after_it(
+    store: Store, tmp_path: Path
+) -> None:
+    job = Job(store, tmp_path, Scripted(epoch_steps=10**6), pool="pool gpu", obeyed=3)
+    job.operations.refusing = NOT_YET
+
+    assert job.ask(ScaleTo(1)).state == "refused"
+    assert not job.operations.cuts
+    asked = job.store.submit_operation(job.id, TakeShare(1, 4), "pool gpu")
+    job.operations.look()
+    job.operations.look()
+    assert (job.operations.cuts, job.operations.obeyed) == (True, 3)
+    assert store.operation(asked.id).state not in ("refused", "done")
+
+    job.operations.refusing = ""
+    job.operations.look()
+    job.operations.carry_out(job.trainer)
+    assert (store.operation(asked.id).state, len(job.training), job.operations.obeyed) == ("done", 1, 4)

@@ -170,6 +170,29 @@ def test_a_profile_stops_within_a_look_of_its_limit_and_keeps_what_it_has(
     assert "is used up" in trainer.warnings[0]
 
 
+def test_a_profile_that_is_cut_off_ends_between_two_configurations_and_keeps_what_it_has(
+    tmp_path: Path,
+) -> None:
+    trainer = trainer_of(Scripted(epoch_steps=10**6), tmp_path)
+    trainer.start(1)
+    recorder, begun = cast(Recorder, _Recorder()), Search(PLAN, Spent(0.0, 0.0))
+    asked = trainer.elapsed_s + 1.0
+    *_, search = profile(
+        begun,
+        trainer,
+        recorder,
+        ProfileSpec(steps=20),
+        SPACE,
+        judge=lambda so_far: so_far,
+        samples=None,
+        cut=lambda: trainer.elapsed_s > asked,
+    )
+
+    assert 1 <= len(search.measurements) == len(search.tried) < len(PLAN.configurations)
+    assert "the job's pool has another use for its slots" in trainer.warnings[-1]
+    assert isinstance(decided(search, trainer, objective="time").choice, Choice)
+
+
 def test_a_profile_does_not_wait_for_workers_beyond_its_limit(tmp_path: Path) -> None:
     class NeverReady(Scripted):
         """Only the first worker ever gets ready."""

@@ -15,7 +15,7 @@ import pytest
 from scavenger.control.service.pools import DECIDE_S, Pools, PoolsDecided
 from scavenger.domain.intent import Fence
 from scavenger.domain.operation import TakeShare
-from scavenger.domain.pool import JobStanding, Pool, PoolShare, PoolVms, RatePoint, WorkLeft
+from scavenger.domain.pool import JobStanding, Pool, PoolShare, PoolVms, RatePoint, StandingState, WorkLeft
 from scavenger.domain.submission import NewSubmission, Submission, runner_lease
 from scavenger.store import Store
 from scavenger.store.records import OperationRecord
@@ -41,7 +41,9 @@ class World:
         """Another server, which knows nothing but what is on record."""
         self.pools = Pools(self.store, {self.pool.name: self.pool}, clock=lambda: self.at_s)
 
-    def submit(self, name: str, least: int = 1, most: int = 4, **given: object) -> Submission:
+    def submit(
+        self, name: str, least: int = 1, most: int = 4, *, priority: int = 0, **given: object
+    ) -> Submission:
         spec = {
             "version": 1,
             "name": name,
@@ -54,7 +56,7 @@ class World:
         new = NewSubmission(
             name, {**spec, **given}, f"/nowhere/{name}.yaml", "ann", socket.gethostname(), os.getuid()
         )
-        return self.store.submit(new)
+        return self.store.submit(replace(new, priority=priority))
 
     def decide(self, now: datetime | None = None, *, resting: Collection[str] = ()) -> PoolsDecided:
         """One decision after the time between two, recorded and acted upon; some jobs may not begin now."""
@@ -79,13 +81,21 @@ class World:
         assert last is not None
         return last.shares[job_id]
 
-    def stand(self, job_id: str, size: int, obeyed: int | None = None, *, left: float | None = None) -> None:
+    def stand(
+        self,
+        job_id: str,
+        size: int,
+        obeyed: int | None = None,
+        *,
+        left: float | None = None,
+        state: StandingState = "training",
+    ) -> None:
         """Train with so many workers; obeyed is the number of the last allotment unless it is given."""
         fence = self.fences[job_id]
         number = self.share(job_id).since if obeyed is None else obeyed
         curve = (RatePoint(1, 10.0, True), RatePoint(4, 25.0, True))
         work = None if left is None else WorkLeft(left)
-        standing = JobStanding(fence.token, "training", size, number, size=size, curve=curve, left=work)
+        standing = JobStanding(fence.token, state, size, number, size=size, curve=curve, left=work)
         assert self.store.stand(fence, job_id, standing)
 
     def asked(self, job_id: str) -> OperationRecord:
@@ -295,3 +305,34 @@ def test_a_step_of_the_clock_moves_no_deadline_and_nobody_up(tmp_path: Path) -> 
         world.at_s += 3600.0  # an hour that has passed
         assert world.decide().told == (first.id,)
         assert world.share(waits.id).slots == 4
+
+
+@pytest.mark.parametrize("policy", ["even", "worth", "tiresias", "fair"])
+def test_a_search_is_cut_off_for_a_job_that_is_more_urgent_and_the_wait_is_told_with_its_cause(
+    tmp_path: Path, policy: str
+) -> None:
+    with Store.open(f"sqlite:///{tmp_path}/scavenger.db") as store:
+        world = World(store, replace(POOL, policy=policy))
+        first = world.submit("first", least=1)
+        world.decide()
+        world.stand(first.id, 4, state="searching")
+        equal = world.submit("equal", least=2)
+        found = world.decide()
+        assert (found.begin, found.told) == (frozenset(), ()), "an equal one waits for the search"
+        assert found.waiting[equal.id].endswith("of pool gpu: of 4, first has 4 (searching)")
+
+        urgent = world.submit("urgent", least=2, priority=5)
+        found = world.decide()
+        assert (found.begin, found.told) == (frozenset(), (first.id,))
+        assert "first has 4 (searching)" in found.waiting[urgent.id]
+        for _ in range(20):  # the probe takes longer than a change may, and nobody is told again
+            assert world.decide().told == ()
+        assert world.pools.late == {}
+        record = world.asked(first.id)
+        assert isinstance(record.operation, TakeShare)
+        store.end_operation(record.id, "done", "")
+        if (slots := record.operation.slots) > 0:
+            world.stand(first.id, slots, record.operation.allotment)
+        else:
+            store.pause_submission(world.fences[first.id], first.id, "paused")
+        assert urgent.id in world.decide().begin

@@ -153,6 +153,11 @@ class World:
         if job.asked is not None and job.asked[1] > job.workers:
             job.workers = job.asked[1]
 
+    def search(self, job: Job) -> None:
+        """It has begun, and searches with all that it has."""
+        if self.last is not None and job.standing is None:
+            job.standing = JobStanding(1, "searching", job.workers, self.last.shares[job.id].since)
+
     def replace_worker(self, job: Job) -> None:
         """A worker is lost, and another one starts while its process ends."""
         if job.standing is not None and job.workers:
@@ -183,7 +188,7 @@ class World:
     def event(self) -> None:
         running = [one for one in self.jobs if not one.queued]
         kind = self.chance.choice(
-            ("arrive", "answer", "answer", "answer", "refuse", "grow", "die", "lose", "end")
+            ("arrive", "answer", "answer", "answer", "refuse", "grow", "die", "lose", "end", "search")
         )
         if kind == "arrive" or not running:
             if len(self.jobs) < 8:
@@ -198,6 +203,8 @@ class World:
             self.grow_early(job)
         elif kind == "lose":
             self.replace_worker(job)
+        elif kind == "search":
+            self.search(job)
         else:
             self.answer(job, obeys=kind == "answer")
 

@@ -146,6 +146,7 @@ class JobWorkflow:
         self._store, self._recorder, self._hardware, self._folder = store, recorder, hardware, folder
         self._run, self._confirm, self._at_end, self._resumed = run, confirm, at_end, resumed
         self._approved = approved
+        self._cut: Callable[[], bool] = lambda: False
         self._left_out: list[str] = []  # warnings about stored models, from the thread that reads the store
         self.state = WorkflowState(space)
         self.outlook = EpochForecaster(trainer, job.goal)
@@ -219,6 +220,7 @@ class JobWorkflow:
             NoFeasiblePlanError: If no configuration meets the constraints.
             ScavengerError: If another error ends the job.
         """
+        self._cut = lambda: operations.cuts
         known = self._read_library()
         if self._resumed is not None and self._resumed.chosen is not None:
             return self._continue(self._resumed, self._resumed.chosen, known, operations)
@@ -386,9 +388,11 @@ class JobWorkflow:
                 known.space,
                 judge=lambda so_far: self._judged(so_far, known),
                 samples=expected,
+                cut=self._cut,
             ):
                 self.state = replace(self.state, search=search)
-            search = self._repeated(search, known)
+            if not self._cut():
+                search = self._repeated(search, known)
         if trainer.finished:
             self._decide_late(search, known)
             return None, None

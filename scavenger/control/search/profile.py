@@ -73,6 +73,7 @@ def profile(
     *,
     judge: Callable[[Search], Search],
     samples: float | None,
+    cut: Callable[[], bool] = lambda: False,
 ) -> Iterator[Search]:
     """Measure the planned configurations until the plan or the limits of `spec` are exhausted or training finishes.
 
@@ -82,6 +83,7 @@ def profile(
         judge: Called after each configuration; returns the search with its favourite and, if the measurements suffice,
             why.
         samples: Expected samples of the whole run; None if unknown.
+        cut: Whether the job's pool waits for the search to end, which it does once it has measured anything.
 
     Yields:
         The search after each configuration; the caller keeps the newest one.
@@ -111,7 +113,8 @@ def profile(
         yield search
         if trainer.finished:
             return
-        if shortage := _why_no_more(configuration, trainer, used_up=spent()):
+        cut_off = bool(search.measurements) and cut()
+        if shortage := _why_no_more(configuration, trainer, used_up=spent(), cut_off=cut_off):
             trainer.note(
                 f"profiling ended after {len(search.measurements)} of at most {configurations}: {shortage}"
             )
@@ -197,10 +200,12 @@ def repeat_first(
     return search if again is None else replace(search, twice=(first, again))
 
 
-def _why_no_more(configuration: Configuration, trainer: Trainer, *, used_up: bool) -> str:
+def _why_no_more(configuration: Configuration, trainer: Trainer, *, used_up: bool, cut_off: bool) -> str:
     """Reason why no other configuration can be measured; empty if one can."""
     if used_up:
         return "profile.max_time or profile.max_cost is used up"
+    if cut_off:
+        return "the job's pool has another use for its slots"
     if trainer.wanted < configuration.workers:
         return f"{plural(configuration.workers, 'worker')} could not be kept alive"
     return ""

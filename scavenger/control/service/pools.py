@@ -204,6 +204,8 @@ class Pools:
     ) -> tuple[PoolDecision, tuple[Move, ...], PoolAllotment]:
         number = 1 if last is None else last.number + 1
         decision = decided(pool, jobs, number - 1, means=self._means[pool.name].at(now))
+        cut = {job.id for job in decision.jobs if job.cut}
+        jobs = [replace(job, cut=True) if job.id in cut else job for job in jobs]
         shares, done = moves(pool, jobs, _wanted(decision), number, now, slots=decision.seen.slots)
         # who lacks more than slots, as between two runners, is not forgotten
         shares |= {
@@ -334,6 +336,10 @@ def _reason(pool: Pool, decision: PoolDecision, job_id: str, names: Mapping[str,
     return further(found, titles, known=decision.known(row))
 
 
+def _searches(job: PoolJob) -> bool:
+    return job.standing is not None and job.standing.state == "searching"
+
+
 def _waiting(
     pool: Pool,
     jobs: Sequence[PoolJob],
@@ -354,7 +360,7 @@ def _waiting(
     )
     names, shares, limits = {one.id: one.job.name for one in here}, allotment.shares, limits_of(pool, jobs)
     owners = [
-        f"{names.get(job.id, job.id[:8])} has {share.counts}"
+        f"{names.get(job.id, job.id[:8])} has {share.counts}{' (searching)' if _searches(job) else ''}"
         for job in jobs
         if (share := shares.get(job.id)) is not None and share.counts
     ]

@@ -117,13 +117,22 @@ class OperationHandler:
             # answered with the job's end: until then it saves, and is paid for
             asked = self._taken.operation
             self._stop(asked.reason or f"stopped by {self._taken.requested_by}", asked.save)
-        elif refusal := self._not_for_this_job(self._taken.operation) or self.refusing:
+        elif refusal := self._not_for_this_job(self._taken.operation):
             self._answer(self._taken, "refused", refusal)
+        elif self.refusing:
+            if not self.cuts:
+                self._answer(self._taken, "refused", self.refusing)
         elif self._pausing:
             # answered with the job's end, too
             share = self._taken.operation
             why = f": {share.reason}" if isinstance(share, TakeShare) and share.reason else ""
             self._pause(f"{PAUSED_BY} {self._pool}{why}")
+
+    @property
+    def cuts(self) -> bool:
+        """Whether the job's pool has another use for its slots, so that the search is to end; it is answered then."""
+        asked = None if self._taken is None else self._taken.operation
+        return self.refusing == NOT_YET and isinstance(asked, TakeShare)
 
     @property
     def _pausing(self) -> bool:

@@ -100,7 +100,7 @@ def moves(
         share = shares.get(job.id)
         if aim is None or share is None or aim.slots <= share.told or share.counts > share.told:
             continue
-        if job.fixed:
+        if job.fixed or job.cut:
             continue
         more = aim.slots - share.counts + (0 if share.counts else job.sizes.apart)
         if more <= min([free, *(limit.free(shares) for limit in limits if job.id in limit.ids)]):

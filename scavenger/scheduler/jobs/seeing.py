@@ -65,6 +65,7 @@ class PoolJob:
         group: None if it is in none.
         changed_s: Since its share was last changed while it trained; infinite if it never was.
         due_s: From now until its deadline; infinite for none.
+        cut: Whether its search is to end, as a job that is more urgent waits for its slots.
     """
 
     id: str
@@ -80,6 +81,7 @@ class PoolJob:
     group: Group | None = None
     changed_s: float = inf
     due_s: float = inf
+    cut: bool = False
 
     @property
     def told(self) -> int:
@@ -129,7 +131,15 @@ class PoolJob:
     @property
     def fixed(self) -> bool:
         """Whether it has slots, and their number cannot change now."""
-        return not self.queued and (self.held_back or not self.answered)
+        return not self.queued and (self.held_back or not (self.answered or self.cut))
+
+    @property
+    def searches(self) -> bool:
+        """Whether it searches, and was not told yet to end that."""
+        one, share = self.standing, self.share
+        return (
+            one is not None and share is not None and one.state == "searching" and one.obeyed >= share.since
+        )
 
 
 def sizes_of(job: JobSpec) -> Sizes:
@@ -355,12 +365,39 @@ def decided(
         rows = tuple(replace(job, changed_s=inf) for job in rows)
     seen, rules = seen_of(pool, rows, number, means), rules or rules_of(pool, users_of(rows))
     allotment = allot(seen, rules)
+    if (cut := _cut_off(rows, allotment, rules)).any() and not pool.whole:
+        fewer = tuple(replace(job, cut=bool(ends)) for job, ends in zip(rows, cut, strict=True))
+        wider = seen_of(pool, fewer, number, means)
+        other = allot(wider, rules)
+        if _waits(fewer, other, rules) < _waits(rows, allotment, rules):
+            rows, seen, allotment = fewer, wider, other
     while (
         early := _paused_early(rows, allotment, rules)
     ).any() and fits:  # others are paused in their place, each once
         seen = replace(seen, standing=replace(seen.standing, fixed=seen.standing.fixed | early))
         allotment = allot(seen, rules)
     return PoolDecision(rows, seen, allotment)
+
+
+def _waits(rows: Sequence[PoolJob], allotment: Allotment, rules: Rules) -> set[str]:
+    """Jobs without slots that are more urgent than some job that searches, or have waited for too long."""
+    slots = allotment.shares.by_job(len(rows))
+    least = min((job.priority for job in rows if job.searches), default=0)
+    return {
+        job.id
+        for job, count in zip(rows, slots, strict=True)
+        if job.queued and not count and (job.priority > least or job.waited_s >= rules.patience.starved_s)
+    }
+
+
+def _cut_off(rows: Sequence[PoolJob], allotment: Allotment, rules: Rules) -> BoolArray:
+    """Whose search would end for those that wait: of lower priority, or all for one that has waited for too long."""
+    waits = [job for job in rows if job.id in _waits(rows, allotment, rules)]
+    late = any(job.waited_s >= rules.patience.starved_s for job in waits)
+    first = max((job.priority for job in waits), default=0)
+    return np.array(
+        [bool(waits) and job.searches and (late or job.priority < first) for job in rows], dtype=bool
+    )
 
 
 def _paused_early(rows: Sequence[PoolJob], allotment: Allotment, rules: Rules) -> BoolArray:
