@@ -141,10 +141,19 @@ def seen(job: Running, share: PoolShare | None, at: float, noise: float) -> Pool
     )
 
 
-@pytest.mark.parametrize("policy", POLICY_NAMES)
-def test_changes_and_pauses_cost_a_job_little_whatever_arrives_and_however_curves_vary(policy: str) -> None:
-    """Each at most 2 % of the time that the job has slots, and one more: two long jobs, and short ones that come."""
-    seed, coming = POLICY_NAMES.index(policy), 0.1
+@pytest.mark.parametrize(
+    ("policy", "coming"),
+    [*((name, 0.1) for name in POLICY_NAMES), ("worth", 1.0), ("fair", 1.0), ("elastic-tiresias", 1.0)],
+)
+def test_changes_and_pauses_cost_a_job_little_whatever_arrives_and_however_curves_vary(
+    policy: str, coming: float
+) -> None:
+    """Each at most 2 % of the time that the job has slots, and one more: two long jobs, and short ones that come.
+
+    Args:
+        coming: So many come in a second, while fewer than six are there.
+    """
+    seed = POLICY_NAMES.index(policy)
     chance, pool, shares = random.Random(seed), Pool("gpu", 4, policy), dict[str, PoolShare]()
     jobs = [Running(f"long-{number}", number, inf) for number in (1, 2)]
     for at in range(300):
