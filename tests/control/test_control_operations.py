@@ -213,12 +213,21 @@ def test_a_profiled_size_whose_worker_is_lost_for_good_does_not_hold_the_job_up(
     assert "1 of 1 sizes could not be measured" in answer.message
 
 
-def test_more_workers_than_can_be_kept_alive_are_told(store: Store, tmp_path: Path) -> None:
-    job = Job(store, tmp_path, Scripted(epoch_steps=10**6, doomed={f"w{i}" for i in range(2, 100)}))
+@pytest.mark.parametrize("asked", [ScaleTo(4), TakeShare(4, 9)])
+def test_more_workers_than_can_be_kept_alive_are_told_and_the_job_keeps_its_size(
+    store: Store, tmp_path: Path, asked: Operation
+) -> None:
+    """Each that never joins is a failure of its host; a pool gets its slots back by the answer."""
+    scripted = Scripted(epoch_steps=10**6, doomed={f"w{i}" for i in range(2, 100)})
+    job = Job(store, tmp_path, scripted, pool="pool gpu" if isinstance(asked, TakeShare) else "")
 
-    answer = job.ask(ScaleTo(4))
+    answer = job.ask(asked)
 
-    assert answer.state == "refused"
+    assert (answer.state, job.training) == ("refused", ("w0", "w1"))
+    assert job.operations.obeyed == (9 if isinstance(asked, TakeShare) else 0)
+    failed = [one for one in job.trainer.history.departures if one.kind == "failure"]
+    assert {one.worker for one in failed} >= {"w2", "w3"}
+    assert all(one.host and not one.steps for one in failed)
     assert (
         answer.message == f"so many workers could not be kept alive; now at {Configuration('local-1', 2, 32)}"
     )
