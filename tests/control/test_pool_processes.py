@@ -50,6 +50,7 @@ class World:
         study: str = "",
         study_workers: int | None = None,
         deadline_s: float | None = None,
+        steps: int = 3,
     ) -> Submission:
         folder = self.folder / name
         folder.mkdir()
@@ -65,7 +66,7 @@ class World:
                 "batch_size": [32],
                 "strategy": "extremes",
             },
-            "profile": {"steps": 3},
+            "profile": {"steps": steps},
             "checkpoint": {"path": "./saved", "every_steps": 40},
             "constraints": {"deadline": deadline_s},
         }
@@ -230,3 +231,24 @@ def test_a_deadline_is_promised_when_the_job_has_told_how_long_it_takes_and_to_i
     assert all(promised(again))
     world.audit(first)
     world.audit(again)
+
+
+@pytest.mark.long
+def test_a_search_ends_early_for_an_urgent_job_and_the_job_goes_on_with_what_it_has_measured(
+    world: World,
+) -> None:
+    def searches() -> bool:
+        standing = world.standing(first)
+        return standing is not None and standing.state == "searching"
+
+    with serving(world, slots=2):
+        first = world.submit("first", epochs=30, workers=(1, 2), steps=60)
+        wait_for(searches)
+        urgent = world.submit("urgent", epochs=3, workers=(2, 2), priority=5)
+        wait_for(lambda: "first has 2 (searching)" in world.now(urgent).reason)
+        wait_for(world.ended(urgent))
+        wait_for(world.ended(first))
+    why = "the job's pool has another use for its slots"
+    assert [one for one in world.store.events(first.id, limit=1000) if why in one.message]
+    for one in (first, urgent):
+        world.audit(one)

@@ -25,6 +25,7 @@ from scavenger.domain.pool import (
     WorkLeft,
 )
 from scavenger.scheduler.jobs.allotting import Rules
+from scavenger.scheduler.jobs.deadlines import promise
 from scavenger.scheduler.jobs.moving import Wanted, moves, next_allotment
 from scavenger.scheduler.jobs.policies import Even
 from scavenger.scheduler.jobs.policy_table import POLICIES
@@ -283,6 +284,24 @@ def test_a_job_has_more_vms_only_if_it_goes_on_for_longer_than_they_take_to_star
 
     assert slots(200.0) == 1
     assert slots(36_000.0) == 8
+
+
+def test_a_promise_is_worth_more_vms_than_their_price_is_without_one() -> None:
+    """With one it takes 2.5 hours, and with caution 3.3; with two 1.6 and 2.1, with three 1.2 and 1.6."""
+    curve = tuple(RatePoint(slots, slots**0.65, True) for slots in range(1, 9))
+    vms = PoolVms("gcp/us-central1", "n1-standard-8", False, 1.0, None, 0.1)
+    standing = JobStanding(1, "training", 1, 1, left=WorkLeft(9000.0, 0.3), curve=curve, change_s=5.0)
+
+    def slots(due_s: float) -> int:
+        share = PoolShare(1, 1, 1, 1)
+        job = PoolJob("0", "ann", 0, 1, Sizes(1, 8, 8), 0.0, standing, share, queued=False, due_s=due_s)
+        found = decided(Pool("gpu", 16, "worth", vms=vms), [job], means=Means(start_s=60.0))
+        assert promise(found.seen, 0).kept
+        return found.slots["0"]
+
+    assert slots(inf) == 1
+    assert slots(2 * 3600.0) == 3
+    assert slots(4 * 3600.0) == 1
 
 
 def test_a_job_that_says_no_keeps_its_slots_and_nobody_is_promised_them() -> None:

@@ -12,7 +12,7 @@ from scavenger.domain.curve import BoolArray, FloatArray, IntArray
 from scavenger.domain.job import JobSpec
 from scavenger.domain.pool import JobStanding, Pool, PoolShare, RatePoint, UserPart
 from scavenger.scheduler.jobs.allotting import Rules, allot
-from scavenger.scheduler.jobs.deadlines import promised
+from scavenger.scheduler.jobs.deadlines import CAUTIOUS, kept_shares, promised
 from scavenger.scheduler.jobs.filling import level_up
 from scavenger.scheduler.jobs.policies import Fair, Patience
 from scavenger.scheduler.jobs.policy_table import POLICIES
@@ -291,7 +291,11 @@ def seen_of(pool: Pool, jobs: Sequence[PoolJob], number: int = 0, means: Means =
         seen = replace(seen, claims=replace(seen.claims, deadline_s=deadline_s))
     if rental is None:
         return seen
-    return replace(seen, claims=priced_claims(seen, policy, rental, means.start_s))
+    priced, owed = priced_claims(seen, policy, rental, means.start_s), np.zeros(len(jobs), dtype=np.int64)
+    if (due := np.isfinite(seen.claims.deadline_s)).any():  # a promise is with caution, a price is not
+        owed = kept_shares(seen, CAUTIOUS, due)[0]
+    most = np.maximum(priced.most, owed)
+    return replace(seen, claims=replace(priced, most=most, idle_most=most))
 
 
 def counted(pool: Pool, job: PoolJob) -> PoolShare | None:
