@@ -42,6 +42,7 @@ _MODULES = (
     "priors",
     "search_overhead",
     "real_runs",
+    "script_runs",
     "kept_rate",
     "agents",
     "aggregator_memory",

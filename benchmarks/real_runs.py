@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -85,6 +85,10 @@ class _Run:
         )
 
 
+_ReportOf = Callable[[Store, Path, str, int, int], RunReport]
+"""Runs a job with a store, a folder, its name, its most workers and the number of the run."""
+
+
 def _report(store: Store, folder: Path, name: str, workers: int, number: int) -> RunReport:
     file = job_file("ordinary")
     metric, target, hint = GOALS[name]
@@ -101,14 +105,16 @@ def _report(store: Store, folder: Path, name: str, workers: int, number: int) ->
     ).run()
 
 
-def _runs(wanted: Sequence[tuple[str, int]], repetitions: int, work_dir: Path) -> list[_Run]:
+def _runs(
+    wanted: Sequence[tuple[str, int]], repetitions: int, work_dir: Path, report_of: _ReportOf
+) -> list[_Run]:
     runs: list[_Run] = []
     for name, workers in wanted:
         folder = work_dir / f"{name}-{workers}"
         folder.mkdir()
         with Store.open(f"sqlite:///{folder / 'store.db'}") as store:
             for number in range(1, repetitions + 1):
-                report = _report(store, folder, name, workers, number)
+                report = report_of(store, folder, name, workers, number)
                 predicted, actual = report.predicted, report.result.actual
                 if actual is None or predicted is None:
                     print(
@@ -122,9 +128,11 @@ def _runs(wanted: Sequence[tuple[str, int]], repetitions: int, work_dir: Path) -
     return runs
 
 
-def run(repetitions: int, work_dir: Path, *, wanted: Sequence[tuple[str, int]]) -> Result:
+def run(
+    repetitions: int, work_dir: Path, *, wanted: Sequence[tuple[str, int]], report_of: _ReportOf = _report
+) -> Result:
     """Each job so often, one after the other."""
-    runs = _runs(wanted, repetitions, work_dir)
+    runs = _runs(wanted, repetitions, work_dir, report_of)
     times, costs = (statistics.fmean(one.inside[of] for one in runs) for of in (0, 1))
     width, ratios = statistics.median(one.half_width for one in runs), Spread.of(one.ratio for one in runs)
     low, high = _AIM

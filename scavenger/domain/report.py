@@ -235,7 +235,7 @@ class Actual:
         first_start_s, start_s: Median time from a worker's launch until it was ready, of the first workers and of
             further ones; 0 if there were none.
         program_start_s: Median time from the start of a program that is started anew for each configuration until its
-            first step; 0 for other jobs.
+            first step; for other jobs, what the first steps and evaluation took more than later ones.
     """
 
     time_s: float

@@ -25,6 +25,12 @@ JOB_LOG_SD, START_LOG_SD = 0.3, 0.25
 STALL_LOG_SD = 0.3
 """Deviation of one change of view from the others of its job, before they are known better."""
 
+ENDING_S = {True: (2.0, 0.3), False: (0.3, 0.8)}
+"""Saving the model and ending the processes, seconds, and what its ln is uncertain by, with TensorFlow and without.
+
+With it 1.4 s on two quiet processors, 1.9 to 3 s on busy ones; without, 0.1 to 1 s (`benchmarks script_runs`).
+"""
+
 PRIOR_JOBS = 3.0
 """Earlier jobs that `JOB_LOG_SD` counts for."""
 
@@ -61,6 +67,16 @@ def further_start(own: Starts, earlier: Starts) -> Lasting:
     log_mean = math.log(first.median_s) + FURTHER_LOG_RATIO
     log_sd = FURTHER_LOG_SD if own.first_s else math.hypot(FURTHER_LOG_SD, first.log_sd)
     return _predicted(log_mean, log_sd, earlier.further_s, own.further_s)
+
+
+def ending(own: Sequence[float], *, tensorflow: bool) -> Lasting:
+    """How long saving the model and ending the processes takes, by earlier runs of the same job on the same machine.
+
+    Args:
+        tensorflow: Whether the workers have imported TensorFlow.
+    """
+    usual_s, log_sd = ENDING_S[tensorflow]
+    return _predicted(math.log(usual_s), log_sd, (), own)
 
 
 def stall(own: Sequence[float]) -> Lasting | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -234,3 +235,28 @@ def test_what_slow_steps_add_to_a_run_is_told_but_no_single_one_decides(tmp_path
     assert uneven.history.mean_over_median == pytest.approx(
         (90 + 9 * 3 + history.SLOW_STEP_MAX) / 100, rel=0.02
     )
+
+
+def test_what_is_compiled_in_the_first_steps_and_evaluation_delays_a_run_once(tmp_path: Path) -> None:
+    class Compiled(Scripted):
+        """A second more for the first step, half of one for the first evaluation, and slow steps later."""
+
+        def report(self) -> m.StepReport:
+            report = super().report()
+            more_s = 1.0 if report.step == 1 else 5.0 if report.step in (31, 32) else 0.0
+            return msgspec.structs.replace(report, step_time_s=report.step_time_s + more_s)
+
+        def poll(self, *given: Any) -> Any:
+            for event in list(super().poll(*given)):
+                first = isinstance(event, m.EpochReport) and event.epoch == 0
+                yield msgspec.structs.replace(event, evaluation_s=1.0) if first else event
+
+    trainer = trainer_of(Compiled(), tmp_path, goal=GoalSpec(max_epochs=10_000))
+    trainer.start(2)
+    assert trainer.program_start is None
+    trainer.move(PLACE, "test")
+    trainer.until(lambda: trainer.step >= 100)
+
+    assert trainer.history.warm_up_s == pytest.approx(1.0 + 0.5, abs=0.05)
+    assert trainer.program_start is not None
+    assert trainer.program_start.median_s == pytest.approx(1.5, abs=0.05)

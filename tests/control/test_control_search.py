@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scripted import PRICE, STEP_S, Scripted, offer, trainer_of
 
-from scavenger.control.search.outcome import ENDING_S, actual_of, predict_run, run_ahead, search_outcome
+from scavenger.control.search.outcome import actual_of, predict_run, run_ahead, search_outcome
 from scavenger.control.search.profile import Search, Spent, profile, repeat_first
 from scavenger.control.search.select import (
     Selection,
@@ -32,10 +32,11 @@ from scavenger.domain.job import GoalSpec, JobSpec, ProfileSpec
 from scavenger.domain.measurement import Measurement, StepRecord
 from scavenger.errors import ConfigurationError, Interrupted, LimitReachedError
 from scavenger.models.job_model import JobModel
-from scavenger.models.starts import Starts
+from scavenger.models.starts import Starts, ending
 from scavenger.search.plan import SearchPlan
 
 SPACE = SearchSpace((offer(),), (1, 2), (32, 64))
+END = ending((), tensorflow=True)
 ONE_WORKER = SPACE.configurations()[:2]
 PLAN = SearchPlan("full", "asked for", SPACE.configurations(), 5)
 
@@ -296,7 +297,7 @@ def decided(
     job = JobSpec.model_validate({**JOB.written(), **changes})
     measured = profile_of(trainer, search.measurements, dataset_size=SAMPLES, convergence=())
     model = fit_model(measured, SPACE, job, prior=None)
-    return decide(model, trainer, SPACE, job, told=tell(model))
+    return decide(model, trainer, SPACE, job, told=tell(model), end=END)
 
 
 def at_epochs(epochs: float) -> Callable[[JobModel], JobModel]:
@@ -366,7 +367,7 @@ def test_limits_are_held_against_the_rest_of_the_way_and_what_is_spent(tmp_path:
     assert 0.2 < decision.progress < 0.6
     assert trainer.stall is not None  # of the change to the choice
     stall_s = trainer.stall.median_s
-    assert needed_s == pytest.approx(spent_s + stall_s + (1 - decision.progress) * whole + ENDING_S)
+    assert needed_s == pytest.approx(spent_s + stall_s + (1 - decision.progress) * whole + END.median_s)
     assert needed_s < spent_s + whole
     for deadline, kind in ((needed_s * 1.01, Choice), (needed_s * 0.5, Infeasible)):
         found = decided(search, trainer, constraints={"deadline": f"{deadline:.3f}s"})
@@ -385,12 +386,12 @@ def test_while_workers_for_the_choice_start_the_job_trains_on(tmp_path: Path) ->
     start_s = trainer.further_start.median_s
     spent_s, left = trainer.elapsed_s, 1.0 - decision.progress
     choice = Choice(larger, "time", "")
-    found = predict_run(trainer, choice, run_ahead(trainer, decision.told, decision.curve, choice))
+    found = predict_run(trainer, choice, run_ahead(trainer, decision.told, decision.curve, choice, end=END))
 
     assert start_s > 5.0
     assert found.spent_s == pytest.approx(spent_s + start_s)
     assert found.remaining == pytest.approx(left - start_s / here.time_s)
-    assert found.time_s == pytest.approx(found.spent_s + found.remaining * larger.time_s + ENDING_S)
+    assert found.time_s == pytest.approx(found.spent_s + found.remaining * larger.time_s + END.median_s)
     # The epochs are fixed, so what is not certain is how long steps and the start take.
     assert found.time_interval_s[0] < found.time_s < found.time_interval_s[1]
 
@@ -407,7 +408,7 @@ def test_the_pause_of_a_program_that_starts_again_is_in_the_prediction_and_its_i
         if point.configuration != trainer.configuration and point.configuration.workers == 2
     )
     choice = Choice(other, "time", "")
-    ahead = run_ahead(trainer, decision.told, decision.curve, choice)
+    ahead = run_ahead(trainer, decision.told, decision.curve, choice, end=END)
     found, without = (predict_run(trainer, choice, one) for one in (ahead, replace(ahead, stall=None)))
 
     assert trainer.stall is not None
@@ -415,7 +416,7 @@ def test_the_pause_of_a_program_that_starts_again_is_in_the_prediction_and_its_i
     assert trainer.stall.median_s == pytest.approx(20.0, rel=0.1)
     assert found.time_interval_s[1] > without.time_interval_s[1] + 20.0
     here = replace(choice, point=decision.curve.find(trainer.configuration) or other)
-    assert run_ahead(trainer, decision.told, decision.curve, here).stall is None
+    assert run_ahead(trainer, decision.told, decision.curve, here, end=END).stall is None
 
 
 def test_a_program_stays_where_it_is_if_its_start_takes_longer_than_a_change_saves(tmp_path: Path) -> None:
@@ -430,7 +431,13 @@ def test_a_program_stays_where_it_is_if_its_start_takes_longer_than_a_change_sav
     assert here.choice.configuration == trainer.configuration != other.configuration
     assert "takes a pause of 1,100,000 s" in here.choice.reason  # the mean of what it may be
     anew = decide(
-        here.model, trainer, SPACE, JOB.model_copy(update={"objective": "time"}), told=here.model, anew=True
+        here.model,
+        trainer,
+        SPACE,
+        JOB.model_copy(update={"objective": "time"}),
+        told=here.model,
+        end=END,
+        anew=True,
     )
     assert isinstance(anew.choice, Choice)
     assert anew.choice.configuration == other.configuration  # another run begins there
@@ -596,7 +603,9 @@ def test_a_plan_predicts_a_run_that_begins_at_its_choice(tmp_path: Path) -> None
     search, trainer = searched(Scripted(epoch_steps=10**6), tmp_path)
     measured = profile_of(trainer, search.measurements, dataset_size=SAMPLES, convergence=())
     model = fit_model(measured, SPACE, JOB, prior=None)
-    here, anew = (decide(model, trainer, SPACE, JOB, told=model, anew=anew) for anew in (False, True))
+    here, anew = (
+        decide(model, trainer, SPACE, JOB, told=model, end=END, anew=anew) for anew in (False, True)
+    )
     assert isinstance(anew.choice, Choice)
     assert here.predicted is not None
     assert anew.predicted is not None

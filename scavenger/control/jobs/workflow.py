@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from scavenger.control.jobs.resumption import Resumption
+from scavenger.control.places.kinds import kind_of
+from scavenger.control.places.needs import Kind
 from scavenger.control.places.room import fit_to_data
 from scavenger.control.provisioning.model_size import model_size, record_size
 from scavenger.control.search.model_library import ModelLibrary, fingerprint_of
@@ -49,6 +51,7 @@ from scavenger.errors import ConfigurationError, NoFeasiblePlanError
 from scavenger.models.fixed_epochs import FixedEpochs
 from scavenger.models.job_model import JobModel
 from scavenger.models.noise import NoiseReading
+from scavenger.models.starts import ending
 from scavenger.policy.batch import batch_rule
 from scavenger.policy.table import policy_for
 from scavenger.presentation.formatting import plural
@@ -468,7 +471,7 @@ class JobWorkflow:
             known.space,
             self._job,
             told=self.outlook.told(model),
-            end_s=known.library.ending_s,
+            end=ending(known.library.endings_s, tensorflow=kind_of(self._job, self._folder) is Kind.KERAS),
             anew=not self._run,
         )
         late = self._run and self.trainer.finished

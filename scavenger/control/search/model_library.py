@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 
-from scavenger.control.search.outcome import ENDING_S
 from scavenger.control.search.sources import Sources
 from scavenger.domain.configuration import SearchSpace
 from scavenger.domain.fingerprint import Fingerprint, place_of_hardware, settings_of, with_sources
@@ -44,9 +42,9 @@ class ModelLibrary:
             with when it would have reached it.
         run_ratios: Step time in the run over that in its profile, of the latest jobs of any kind on this hardware.
         rerun_ratios: Step time in a run over that of the run of the same job before it, of those.
-        ending_s: Usual time for saving such a model and ending the processes here.
+        endings_s: What saving such a model and ending the processes took in its latest runs here, seconds.
         starts: Starts of workers in the latest jobs of any kind on this hardware.
-        program_starts_s: Starts of the job's own program in its latest runs here, seconds.
+        program_starts_s: By what the start of its program delayed training in its latest runs here, seconds.
     """
 
     def __init__(
@@ -64,7 +62,7 @@ class ModelLibrary:
         self.convergence: tuple[ConvergenceRecord, ...] = ()
         self.run_ratios: tuple[float, ...] = ()
         self.rerun_ratios: tuple[float, ...] = ()
-        self.ending_s = ENDING_S
+        self.endings_s: tuple[float, ...] = ()
         self.starts = Starts()
         self.program_starts_s: tuple[float, ...] = ()
 
@@ -83,7 +81,7 @@ class ModelLibrary:
         library.convergence = store.convergence(fingerprint)
         library.run_ratios = store.run_ratios(fingerprint)
         library.rerun_ratios = store.rerun_ratios(fingerprint)
-        library.ending_s = statistics.median(store.endings_s(fingerprint) or (ENDING_S,))
+        library.endings_s = store.endings_s(fingerprint)
         library.program_starts_s = store.program_starts_s(fingerprint)
         starts_s = store.starts_s(fingerprint)
         library.starts = Starts(

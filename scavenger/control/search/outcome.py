@@ -21,11 +21,8 @@ from scavenger.models.run_ahead import RunAhead
 from scavenger.models.starts import Lasting, Starts, first_start
 from scavenger.models.statistical import StatisticalModel
 
-ENDING_S = 2.0
-"""Usual time for saving a model and ending the processes: 1.4 s on two quiet processors, 1.9 to 3 s on busy ones."""
-
-ENDING_LOG_SD, SETUP_LOG_SD = 0.3, 0.3
-"""Standard deviations of ln of that time, and of ln of the start of a VM."""
+SETUP_LOG_SD = 0.3
+"""Standard deviation of ln of the start of a VM."""
 
 NOTHING_SEARCHED = SearchOutcome("none", "nothing was searched", (), 0.0, 0.0)
 
@@ -63,7 +60,7 @@ def remaining_samples(trainer: Trainer, model: JobModel | None) -> float | None:
 
 
 def run_ahead(
-    trainer: Trainer, model: JobModel, curve: TradeoffCurve, choice: Choice, *, end_s: float = ENDING_S
+    trainer: Trainer, model: JobModel, curve: TradeoffCurve, choice: Choice, *, end: Lasting
 ) -> RunAhead:
     """What is left of the run: the start of missing workers, the rest of the way, and the end.
 
@@ -72,7 +69,7 @@ def run_ahead(
 
     Args:
         curve: The predictions of which the choice is one.
-        end_s: Usual time for saving the model and ending the processes.
+        end: Saving the model and ending the processes.
     """
     point, there = choice.point, choice.configuration
     training_s, usd_per_s = point.time_s - point.setup_s, point.cost_usd / point.time_s
@@ -95,7 +92,7 @@ def run_ahead(
         epochs_log_sd=min(float(epochs_log_sd[0]), LOG_SD_MAX),
         first=trainer.first_start,
         missing=missing,
-        end=Lasting(end_s, ENDING_LOG_SD),
+        end=end,
         stall=_pause(trainer, there),
     )
 
@@ -107,8 +104,8 @@ def _pause(trainer: Trainer, there: Configuration) -> Lasting | None:
     return None if trainer.configuration == there else trainer.stall
 
 
-def predict_run(trainer: Trainer, choice: Choice, rest: RunAhead, *, end_s: float = ENDING_S) -> Predicted:
-    """Predict the whole run, from its start to its end, by what is left of it; see `run_ahead` for `end_s`."""
+def predict_run(trainer: Trainer, choice: Choice, rest: RunAhead) -> Predicted:
+    """Predict the whole run, from its start to its end, by what is left of it."""
     point = choice.point
     ahead = rest.predict()
     now_s, now_usd = trainer.elapsed_s, trainer.cost_usd
@@ -124,18 +121,15 @@ def predict_run(trainer: Trainer, choice: Choice, rest: RunAhead, *, end_s: floa
         spent_s=now_s + ahead.start_s,
         spent_usd=now_usd + ahead.start_usd,
         remaining=ahead.remaining,
-        end_s=end_s,
+        end_s=rest.end.median_s,
     )
 
 
-def predict_anew(
-    trainer: Trainer, model: JobModel, choice: Choice, rest: RunAhead, *, end_s: float = ENDING_S
-) -> Predicted:
+def predict_anew(trainer: Trainer, model: JobModel, choice: Choice, rest: RunAhead) -> Predicted:
     """Predict a run that begins at the choice, as after a plan: it starts all of its workers, and searches nothing.
 
     Args:
         rest: As of `run_ahead` for the run that made the choice.
-        end_s: As of `predict_run`.
     """
     point, terms = choice.point, trainer.terms()
     own, earlier = trainer.starts.first_s, trainer.earlier_starts.first_s
@@ -164,7 +158,7 @@ def predict_anew(
         spent_s=anew.start_s,
         spent_usd=anew.start_usd,
         remaining=anew.remaining,
-        end_s=end_s,
+        end_s=rest.end.median_s,
     )
 
 
@@ -234,7 +228,7 @@ def actual_of(
         end_s=end_s,
         first_start_s=_median(trainer.starts.first_s),
         start_s=_median(trainer.starts.further_s),
-        program_start_s=_median(trainer.history.program_starts_s),
+        program_start_s=_median(trainer.history.program_starts_s) or trainer.history.warm_up_s,
     )
 
 

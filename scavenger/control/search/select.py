@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from scavenger.control.search.outcome import ENDING_S, predict_anew, predict_run, progress_of, run_ahead
+from scavenger.control.search.outcome import predict_anew, predict_run, progress_of, run_ahead
 from scavenger.control.search.own_batch import own_batch_only
 from scavenger.control.search.profile import Search, Spent, next_to_profile, repeat_first, too_large_model
 from scavenger.control.training.measure import measure
@@ -27,6 +27,7 @@ from scavenger.models.cost import estimate_of
 from scavenger.models.job_model import JobModel
 from scavenger.models.noise import NoiseReading
 from scavenger.models.run_ahead import RunAhead
+from scavenger.models.starts import Lasting
 from scavenger.search import replan as search_more
 from scavenger.search.choose import choose
 from scavenger.search.curve import build_curve
@@ -128,7 +129,7 @@ def decide(
     job: JobSpec,
     *,
     told: JobModel,
-    end_s: float = ENDING_S,
+    end: Lasting,
     anew: bool = False,
 ) -> Selection:
     """Predict every configuration and choose one, given the time, cost and progress so far.
@@ -139,7 +140,7 @@ def decide(
         anew: Whether what is predicted is a run that begins at the choice, and not the rest of this one.
         told: The same, with what the metric's course tells of the epochs; they decide, unless nothing meets the limits
             by them: a forecast from a few evaluations ends no job.
-        end_s: Time for saving the model and ending the processes.
+        end: Saving the model and ending the processes.
     """
     over, stays = trainer.finished, not anew
     curve, choice = choose_now(told, trainer, space, job, over=over, stays=stays)
@@ -150,7 +151,7 @@ def decide(
     if isinstance(choice, Infeasible):
         return Selection(model, told, curve, choice, at, progress)
     terms = trainer.terms()
-    ahead = run_ahead(trainer, told, curve, choice, end_s=end_s)
+    ahead = run_ahead(trainer, told, curve, choice, end=end)
     offer = space.offer(choice.configuration.vm)
     rents = terms is not None and capabilities_of(offer.provider).rents
     return Selection(
@@ -160,9 +161,7 @@ def decide(
         choice,
         at,
         progress,
-        predicted=predict_anew(trainer, told, choice, ahead, end_s=end_s)
-        if anew
-        else predict_run(trainer, choice, ahead, end_s=end_s),
+        predicted=predict_anew(trainer, told, choice, ahead) if anew else predict_run(trainer, choice, ahead),
         ahead=ahead,
         estimate=estimate_of(choice.point, offer, terms) if terms is not None and rents else None,
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from scavenger.control.training.goal import Goal
 from scavenger.control.training.sample_counter import SampleCounter
+from scavenger.control.training.view_in_effect import VIEW_WARM_UP_STEPS
 from scavenger.domain.callback_run import CallbackRunRecord
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.measurement import EpochRecord, StepRecord
@@ -93,6 +94,8 @@ class TrainingHistory:
         self.setup_s: list[float] = []
         self.program_starts_s: list[float] = []
         self.stalls_s: list[float] = []
+        self._first_steps: list[StepRecord] = []
+        """The first steps of the attempt's first view, and its first partial batch."""
         self.too_many: int | None = None
         self.joined_at_s: dict[str, float] = {}
         self.aggregator_waits: deque[m.StepReport] = deque(maxlen=RECENT_STEPS)
@@ -180,6 +183,23 @@ class TrainingHistory:
                 pauses.setdefault(workers_at[epoch.step], []).append(epoch.evaluation_s)
         return tuple((workers, statistics.median(values)) for workers, values in sorted(pauses.items()))
 
+    @property
+    def warm_up_s(self) -> float:
+        """What the attempt's first steps and its first evaluation took more than later ones, seconds; at least 0.
+
+        There, functions are compiled and caches filled: of the first view these are its first steps and its first
+        partial batch, of which a script may compile each size anew.
+        """
+        more_s = 0.0
+        for first in self._first_steps:
+            usual = self._step_times_s.get((first.workers, first.global_batch_size))
+            more_s += max(0.0, first.step_time_s - statistics.median(usual)) if usual else 0.0
+        own = self.epochs[len(self.before.epochs) :]
+        if len(own) > 1:
+            later_s = statistics.median(epoch.evaluation_s for epoch in own[1:])
+            more_s += max(0.0, own[0].evaluation_s - later_s)
+        return more_s
+
     def steps_of(self, worker: str) -> int:
         """Number of steps to which a worker has contributed."""
         return self._steps_of[worker].count if worker in self._steps_of else 0
@@ -233,6 +253,8 @@ class TrainingHistory:
         record = replace(record, gradient_noise=self.noise.gradient_noise, noise_scale=self.noise.noise_scale)
         self.steps.append(record)
         self._forget_steps()
+        if disturbed:
+            self._note_first(record)
         if not disturbed:
             key = (record.workers, record.global_batch_size)
             self._step_times_s.setdefault(key, deque(maxlen=KEPT_STEPS)).append(record.step_time_s)
@@ -245,6 +267,13 @@ class TrainingHistory:
             )
         self._samples.add(record.step, record.global_batch_size, record.samples)
         return record
+
+    def _note_first(self, record: StepRecord) -> None:
+        first, partial = self._first_steps, record.samples < record.global_batch_size
+        same_view = not first or record.view == first[0].view
+        over = first and first[-1].samples < first[-1].global_batch_size
+        if same_view and not over and (partial or len(first) < VIEW_WARM_UP_STEPS):
+            first.append(record)
 
     def _forget_steps(self) -> None:
         """Drop old steps, except those of a window being measured; done in batches to keep the cost low."""

@@ -96,7 +96,7 @@ class Trainer(Controller):
     Attributes:
         warnings: Warnings given to the user so far.
         earlier_starts: Starts of workers in earlier jobs on this machine.
-        earlier_program_starts_s: Starts of the job's own program in earlier runs of it, seconds.
+        earlier_program_starts_s: The same as `program_start` in earlier runs of the job, seconds.
 
     `pump` and every method that waits raise the errors of `Supervisor.poll`, `LimitReachedError` before a limit would
     be crossed, and `Interrupted` after `stop`.
@@ -181,8 +181,13 @@ class Trainer(Controller):
 
     @property
     def program_start(self) -> Lasting | None:
-        """Start of a program that is started anew for each view, until its first step; None for other jobs."""
-        return stall(self.history.program_starts_s or self.earlier_program_starts_s)
+        """By what the start of the job's program delays training; None if nothing of this job tells.
+
+        Of a program that is started anew for each view, the time until its first step; of others, what the first steps
+        and the first evaluation take more than later ones, as functions are compiled there.
+        """
+        own = self.history.program_starts_s or [self.history.warm_up_s]
+        return stall(own) or stall(self.earlier_program_starts_s)
 
     @property
     def step(self) -> int:
