@@ -257,11 +257,13 @@ def test_a_submission_is_told_whether_its_deadline_is_promised_by_its_earlier_ru
     shared.put_allotment(replace(last, number=2, pool=Pool("gpu", 4, "worth")))
     asked = SubmitRequest(job_file=file, deadline="8h")
 
-    unknown = submit(at, asked).deadline
+    made = submit(at, asked)
+    unknown = made.deadline
     assert unknown is not None
     assert (unknown.promised, "not known yet" in unknown.words) == (None, True)
     (found, choice), prepared = curve_of(), asked.prepared()
-    job = shared.create_job("third", spec=prepared.job.written(), job_file=file)
+    spec = {**prepared.job.written(), "search": {"workers": [1, 2], "batch_size": [64]}}
+    job = shared.create_job("third", spec=spec, job_file=file, job_id=made.submission.id)
     report = RunReport(ReportedJob(job.id, "third", "succeeded"), NOTHING_SEARCHED, found, choice, PREDICTED)
     shared.finish_job(job.id, state="succeeded", report=report_document(report), exit_code=0)
 

@@ -31,8 +31,11 @@ def earlier_run(
     """
     path, spec = os.path.realpath(job_file), _work_of(spec)
     for one in store.jobs(_RUNS_LOOKED_AT, name=name):
-        same = os.path.realpath(one.job_file) == path and _work_of(one.spec) == spec
-        if same and (curve := curve_of(store.job(one.id).report)) is not None:
+        if os.path.realpath(one.job_file) != path:
+            continue
+        asked = store.submission(one.id)  # a job of a pool is on record with the share that it was begun with
+        ran = one.spec if asked is None else asked.job.spec
+        if _work_of(ran) == spec and (curve := curve_of(store.job(one.id).report)) is not None:
             return one, curve
     return None
 
