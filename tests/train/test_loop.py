@@ -532,6 +532,14 @@ def test_a_fault_of_the_training_code_ends_the_job_and_says_what(
 
 
 @pytest.mark.slow
+def test_replicas_that_drift_apart_end_the_job_and_the_array_is_named(tmp_path: Path) -> None:
+    drive = Drive(tmp_path, train="drifts", workers=2)
+
+    with drive.run, pytest.raises(TrainingCodeError, match=r"the replicas of w\d and w\d differ in 'own'"):
+        drive.finish()
+
+
+@pytest.mark.slow
 def test_losing_every_worker_where_none_is_replaced_ends_the_job(tmp_path: Path) -> None:
     drive = Drive(tmp_path, workers=1, replace=False)
     with drive.run as run:

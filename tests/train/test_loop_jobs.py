@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -94,6 +95,12 @@ def test_a_step_is_reported_with_the_samples_of_all_shards_and_the_mean_loss() -
     assert report.pieces == (("w0", 2, 6), ("w1", 12, 14))
     assert report.loss == pytest.approx(2.0)
     assert (report.compute_s, report.update_s) == (0.3, 0.02)
+    step.add("w0", msgspec.structs.replace(told["w0"], sums={"w": (1.0, 5.0), "n": (3.0, 3.0)}))
+    step.add("w1", msgspec.structs.replace(told["w1"], sums={"w": (1.00001, 5.0), "n": (3.0, 3.0)}))
+    step.report(ledger)
+    step.add("w1", msgspec.structs.replace(told["w1"], sums={"w": (1.01, 5.0), "n": (3.0, 3.0)}))
+    with pytest.raises(TrainingCodeError, match="after step 5, the replicas of w0 and w1 differ in 'w'"):
+        step.report(ledger)
     losses = EpochLosses()
     for loss, samples in ((1.0, 4), (4.0, 2), (5.0, 3), (None, 1), (math.nan, 0)):
         losses.add(1, loss, samples)

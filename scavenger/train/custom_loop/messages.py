@@ -97,13 +97,18 @@ class DonatedState(_Message, frozen=True):
 
 
 class Stepped(_Message, frozen=True):
-    """A worker has applied a step, in `update_s`; the loss, if there is one, is over this worker's samples."""
+    """A worker has applied a step, in `update_s`; the loss, if there is one, is over this worker's samples.
+
+    Attributes:
+        sums: If the mean was one to `compare`, sum and norm of each array of the replica.
+    """
 
     step: int
     epoch: int
     samples: int
     loss: float | None
     update_s: float = 0.0
+    sums: dict[str, tuple[float, float]] | None = None
 
 
 class EvaluatedMessage(_Message, frozen=True):
@@ -158,6 +163,7 @@ class MeanMessage(_Message, frozen=True):
     """Mean of a step's gradients, which follows or is in the shared memory; see `scavenger.elastic.rounds.Publish`.
 
     The share and the factor are as in `StartMessage`, and hold from the next step on. The step has so many `samples`.
+    If told to `compare`, the worker sums up its replica after the step.
     """
 
     step: int
@@ -170,6 +176,7 @@ class MeanMessage(_Message, frozen=True):
     lr_scale: float = 1.0
     shared: bool = False
     samples: int = 0
+    compare: bool = False
 
 
 class OverMessage(_Message, frozen=True):

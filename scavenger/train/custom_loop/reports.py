@@ -14,7 +14,9 @@ from scavenger.elastic.quarantine import Quarantined
 from scavenger.elastic.sample_queue import SampleQueue
 from scavenger.elastic.steps import Announce
 from scavenger.elastic.view import Position, View
+from scavenger.errors import TrainingCodeError
 from scavenger.train.custom_loop import messages as lm
+from scavenger.train.custom_loop.comparing import Sums, differing
 from scavenger.train.custom_loop.exchange import StepMean
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.messages.values import TensorSpec, view_body
@@ -43,6 +45,7 @@ class StepInReport:
     averaged: StepMean
     global_batch_size: int
     awaited: set[str]
+    _sums: dict[str, Sums] = field(default_factory=dict)
     _losses: list[tuple[float, int]] = field(default_factory=list)
     _update_s: float = 0.0
 
@@ -50,6 +53,8 @@ class StepInReport:
         """Take a member's report."""
         self.awaited.discard(worker)
         self._update_s = max(self._update_s, stepped.update_s)
+        if stepped.sums is not None:
+            self._sums[worker] = stepped.sums
         if stepped.loss is not None and stepped.samples:
             self._losses.append((stepped.loss, stepped.samples))
 
@@ -60,7 +65,17 @@ class StepInReport:
         return sum(loss * count for loss, count in self._losses) / samples if samples else math.nan
 
     def report(self, ledger: ShardLedger | SampleQueue) -> m.StepReport:
-        """The report of the step; a worker's samples are positions in all shards, one after the other."""
+        """The report of the step; a worker's samples are positions in all shards, one after the other.
+
+        Raises:
+            TrainingCodeError: If members have come to other replicas.
+        """
+        if (differ := differing(self._sums)) is not None:
+            one, other, name = differ
+            raise TrainingCodeError(
+                f"after step {self.step}, the replicas of {one} and {other} differ in {name!r}: change it by averaged "
+                "values alone, in the same step at all workers, and have state= return all that this depends on"
+            )
         averaged, begins = self.averaged, _begins(ledger.sizes)
         return m.StepReport(
             step=self.step,

@@ -26,6 +26,7 @@ from scavenger.errors import (
     TransientError,
 )
 from scavenger.train.custom_loop import messages as lm
+from scavenger.train.custom_loop.comparing import COMPARED_AFTER
 from scavenger.train.custom_loop.epoch_ends import EpochEnds
 from scavenger.train.custom_loop.exchange import Exchange, StepMean, unpack
 from scavenger.train.custom_loop.reports import (
@@ -89,6 +90,8 @@ class LoopSupervisor(WithoutAggregators):
         self._watch = LoopWatch(workers, timeouts, self._ends, clock)
         self._losses, self._replicas = EpochLosses(), Replicas()
         self._step: StepInReport | None = None
+        self._steps_of_view = (-1, 0)
+        """The newest view, and the steps under it."""
         self._paused = False
         checkpointer.recorded = lambda step: step <= self._returned_step and self.recorded()
 
@@ -374,6 +377,9 @@ class LoopSupervisor(WithoutAggregators):
     def _publish(self, published: r.Publish, epoch: int, averaged: StepMean, samples: int) -> None:
         rounds = self._rounds
         assert rounds is not None
+        view, steps = self._steps_of_view
+        self._steps_of_view = (rounds.view, steps + 1 if view == rounds.view else 1)
+        compare = len(published.workers) > 1 and (published.over or self._steps_of_view[1] == COMPARED_AFTER)
         for worker in published.workers:
             mean = lm.MeanMessage(
                 published.step,
@@ -386,6 +392,7 @@ class LoopSupervisor(WithoutAggregators):
                 self._lr_scale,
                 averaged.shared,
                 samples,
+                compare,
             )
             self._workers.send(worker, mean, averaged.frames)
 

@@ -22,6 +22,7 @@ from scavenger.sdk import loop as sdk
 from scavenger.sdk.loop_job import LoopJob
 from scavenger.sdk.script import ScriptRun
 from scavenger.train.custom_loop import messages as lm
+from scavenger.train.custom_loop.comparing import sums_of
 from scavenger.train.custom_loop.gradient_memory import MEAN, GradientMemory
 from scavenger.train.custom_loop.script import metrics_of, run_script
 from scavenger.train.failpoints import fail_here
@@ -61,6 +62,7 @@ class LoopLink:
         self._evaluate: sdk.Evaluation | None = None
         self._place = MEAN
         self._since = self._between_s = 0.0
+        self._compare = False
         self.step = self.view = 0
 
     @property
@@ -156,7 +158,11 @@ class LoopLink:
     def boundary(self, epoch: int, samples: int, loss: float | None, *, over: bool) -> None:
         self.step += 1
         now = time.monotonic()
-        self._send(lm.Stepped(self.step, epoch, samples, loss, now - self._since))
+        update_s = now - self._since
+        sums = None
+        if self._compare and self._state is not None:
+            sums, now = sums_of(self._state()), time.monotonic()
+        self._send(lm.Stepped(self.step, epoch, samples, loss, update_s, sums))
         self._since = now
         # what is done between two epochs, as a schedule's step, belongs to the state that is asked for there
         while not over and self._socket.socket.poll(0):
@@ -176,7 +182,7 @@ class LoopLink:
         return Beat(step=self.step, view=self.view)
 
     def _decode_step(self, mean: lm.MeanMessage, frames: list[bytes]) -> sdk.Step:
-        self.view = mean.view
+        self.view, self._compare = mean.view, mean.compare
         if mean.shared and self._memory is not None:
             tensors = self._memory.arrays(MEAN, mean.tensors)
         else:

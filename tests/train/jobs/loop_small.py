@@ -89,6 +89,27 @@ def raises() -> None:
         raise ValueError(f"cannot digest {len(batch)} samples")
 
 
+def drifts() -> None:
+    """A part of the weights, which the state has, moves by each worker's own gradient."""
+    replica, own = Replica(0), np.zeros(5)
+
+    def state() -> dict[str, Any]:
+        return {**replica.state(), "own": own}
+
+    def load(state: dict[str, Any]) -> None:
+        replica.load(state)
+        own[:] = state["own"]
+
+    job = loop.init(Shards(), state=state, load=load)
+    for _ in job.epochs(EPOCHS):
+        for batch in job.batches(LOCAL_BATCH_SIZE):
+            gradient, _ = replica.gradient(*batch.data)
+            time.sleep(0.02)
+            replica.apply(job.push_pull({"w": gradient})["w"])
+            own[:] -= 0.1 * gradient
+            job.notify_batch_end()
+
+
 def yields_nan() -> None:
     job = loop.init(Shards(), state=dict, load=lambda _: None)
     for _ in job.batches(LOCAL_BATCH_SIZE):
