@@ -21,7 +21,7 @@ from scavenger.train.supervisor.supervisor import Supervisor
 _EXAMPLE = "digits"
 _WORKERS = (1, 2, 4)
 _WAYS: dict[str, Callable[[Path, int], Engine]] = {
-    "started": partial(ProcessEngine, fork_target=None),
+    "started": partial(ProcessEngine, fork_targets={}),
     "forked": ProcessEngine,
 }
 _POLL_S = 0.02

@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 
 from scavenger.train.engines import fork_server
-from scavenger.train.engines.forking import ForkServer, ServerProcess
+from scavenger.train.engines.forking import FORK_TARGETS, ForkServer, ServerProcess
 from scavenger.train.engines.gpus import HIDDEN
 from scavenger.train.engines.reaper import VARIABLE
 
@@ -33,8 +33,7 @@ BEGINNING = "SCAVENGER_TEST_BEGINNING"
 """Code in the environment of a job's processes with which a forked server of theirs begins."""
 _MARK, _MARK_BYTES = "SCAVENGER_TEST_MARK", 32
 """What tells a test's processes: as the job's mark, it is shown of a forked process as of a started one."""
-_TARGET = "scavenger.train.worker_process:main"
-_ROLES = ("worker", "aggregator", "coordinator")
+_ROLES = ("aggregator", "coordinator")
 """All are forked: there is nothing to wait for, and each would import for a second."""
 _PACKET_BYTES = 1 << 18
 _FDS_MAX = 8
@@ -49,9 +48,9 @@ class WarmForkServer(ForkServer):
     def _begin(
         self, target: str, env: Mapping[str, str], control: int, pass_fds: Sequence[int], log: int
     ) -> ServerProcess:
-        if target != _TARGET:
+        if target not in FORK_TARGETS.values():
             return super()._begin(target, env, control, pass_fds, log)
-        return _fork(warm_address(), env, control, pass_fds, log, sys.path)
+        return _fork(warm_address(), target, env, control, pass_fds, log, sys.path)
 
 
 def _begin_by_address(
@@ -62,9 +61,9 @@ def _begin_by_address(
     pass_fds: Sequence[int],
     log: int,
 ) -> ServerProcess:
-    if target != _TARGET:
+    if target not in FORK_TARGETS.values():
         return _begin_cold(server, target, env, control, pass_fds, log)
-    return _fork(os.environ[ADDRESS], env, control, pass_fds, log, None)
+    return _fork(os.environ[ADDRESS], target, env, control, pass_fds, log, None)
 
 
 def lead_to_warm_process() -> None:
@@ -74,6 +73,7 @@ def lead_to_warm_process() -> None:
 
 def _fork(
     address: str,
+    target: str,
     env: Mapping[str, str],
     control: int,
     pass_fds: Sequence[int],
@@ -82,10 +82,10 @@ def _fork(
 ) -> _Forked:
     """Ask for a fork server; with `path` None its modules are found as those of a started one are."""
     numbers = (control, *pass_fds)
-    request = json.dumps({"env": dict(env), "numbers": numbers, "folder": os.getcwd(), "path": path})
+    how = {"target": target, "env": dict(env), "numbers": numbers, "folder": os.getcwd(), "path": path}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as warm:
         warm.connect(address)
-        socket.send_fds(warm, [request.encode()], [log, *numbers])
+        socket.send_fds(warm, [json.dumps(how).encode()], [log, *numbers])
         return _Forked(int(warm.recv(_PACKET_BYTES)))
 
 
@@ -183,6 +183,7 @@ def _serve(listening: socket.socket) -> int:
     import scavenger.train.aggregation.aggregator
     import scavenger.train.aggregation.keras_update
     import scavenger.train.coordinator.coordinator
+    import scavenger.train.loop_process
     import scavenger.train.worker_process  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended servers leave no zombies
@@ -245,7 +246,7 @@ def _become(request: dict[str, object], fds: Sequence[int]) -> int:
     os.environ.update(env)
     tempfile.tempdir = None  # found by TensorFlow before
     exec(env.get(BEGINNING, ""), {})
-    sys.argv = [fork_server.__file__, str(numbers[0]), _TARGET]
+    sys.argv = [fork_server.__file__, str(numbers[0]), str(request["target"])]
     return fork_server.main()
 
 

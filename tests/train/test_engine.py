@@ -113,7 +113,7 @@ from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.transport.messages.values import ProcessConfiguration
 os.environ["FORKED_PROGRAM"] = sys.argv[2]
 fd = os.memfd_create("block")
-engine = ProcessEngine(Path(sys.argv[1]), fd, fork_target="forked_program:main")
+engine = ProcessEngine(Path(sys.argv[1]), fd, fork_targets={"worker": "forked_program:main"})
 engine.launch(ProcessConfiguration("worker", "w0", "", "", "", "", memory_fd=fd))
 while not engine.pid("w0"): engine.poll()
 print("up", flush=True)
@@ -127,7 +127,9 @@ time.sleep(600)
 
         def started(program: str) -> ProcessEngine:
             monkeypatch.setenv("FORKED_PROGRAM", command(program)[-1])
-            engines.append(ProcessEngine(tmp_path / "logs", fd, fork_target="forked_program:main"))
+            engines.append(
+                ProcessEngine(tmp_path / "logs", fd, fork_targets={"worker": "forked_program:main"})
+            )
             engines[-1].launch(boot("w0"))
             return engines[-1]
 
@@ -220,7 +222,9 @@ time.sleep(600)
         self, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(engine_module, "_COMMAND", command(SLEEP))
-        with contextlib.closing(ProcessEngine(tmp_path, -1, fork_target=f"{fault}:main")) as engine:
+        with contextlib.closing(
+            ProcessEngine(tmp_path, -1, fork_targets={"worker": f"{fault}:main"})
+        ) as engine:
             engine.launch(boot("w0"))
             assert said(engine) == "up"
             assert psutil.Process(running(engine, "w0")).parent() == psutil.Process()

@@ -67,7 +67,7 @@ def test_each_worker_sees_one_gpu_and_a_successor_sees_that_of_the_one_that_ende
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.setenv("FORKED_PROGRAM", SEEN)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
-    how = {"fork_target": "forked_program:main"} if forked else {"command": command(SEEN)}
+    how = {"fork_targets": {"worker": "forked_program:main"}} if forked else {"command": command(SEEN)}
     with contextlib.closing(ProcessEngine(tmp_path, -1, gpus=("6", "7"), **how)) as engine:
         engine.launch(boot("w0"))
         engine.launch(boot("w1"))

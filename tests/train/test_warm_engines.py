@@ -40,7 +40,7 @@ from scavenger.train.engines.warm import WarmServers
 from scavenger.train.transport.messages.values import ProcessConfiguration
 os.environ["FORKED_PROGRAM"] = sys.argv[2]
 fd = os.memfd_create("block")
-engine = ProcessEngine(Path(sys.argv[1]), fd, fork_target="forked_program:main", warm=WarmServers())
+engine = ProcessEngine(Path(sys.argv[1]), fd, fork_targets={"worker": "forked_program:main"}, warm=WarmServers())
 engine.launch(ProcessConfiguration("worker", "w0", "", "", "", "", memory_fd=fd))
 while not engine.pid("w0"): engine.poll()
 print("up", flush=True)
@@ -78,7 +78,9 @@ def make(
         blocks.append(os.memfd_create("block"))
         os.write(blocks[-1], block)
         folder = tmp_path / f"logs-{len(engines)}"
-        engines.append(ProcessEngine(folder, blocks[-1], fork_target="forked_program:main", warm=warm))
+        engines.append(
+            ProcessEngine(folder, blocks[-1], fork_targets={"worker": "forked_program:main"}, warm=warm)
+        )
         engines[-1].launch(msgspec.structs.replace(boot("w0"), env=dict(env), secrets=dict(secrets)))
         return engines[-1]
 

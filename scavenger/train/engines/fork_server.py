@@ -307,6 +307,8 @@ class _Server:
         with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:
             file.write(request.name[:15])
         tempfile.tempdir = None  # another one's, if it was asked for
+        if (random := sys.modules.get("numpy.random")) is not None:
+            random.seed()  # as Python's own generator is after a fork
 
 
 def _fork_apart() -> int:

@@ -20,6 +20,12 @@ import msgspec
 from scavenger.train.engines import fork_server as protocol
 from scavenger.train.engines.reaper import VARIABLE
 
+FORK_TARGETS: Mapping[str, str] = {
+    "worker": "scavenger.train.worker_process:main",
+    "loop": "scavenger.train.loop_process:main",
+}
+"""What processes of a role are forked from, if not said otherwise: `module:function`, which has imported all they need.
+A job has workers of one kind, so that an engine has one server."""
 _PACKET_BYTES = 1 << 16
 _POLL_S = 0.005
 
@@ -214,10 +220,11 @@ class ForkServer(ProcessServer):
         log: File descriptor of its log.
 
     Attributes:
-        roles: Processes that an engine with a server of its own has it fork; others begin while it still imports.
+        roles: Processes that an engine with a server of its own has it fork beside workers; else they begin while it
+            still imports.
     """
 
-    roles: ClassVar[Collection[str]] = ("worker",)
+    roles: ClassVar[Collection[str]] = ()
 
     def __init__(
         self, target: str, env: Mapping[str, str], mark: str, pass_fds: Sequence[int], log: int

@@ -25,7 +25,13 @@ from scavenger.train.engines import reaper
 from scavenger.train.engines.activity import Activity
 from scavenger.train.engines.base import GRACE_S, Engine, Exit
 from scavenger.train.engines.fork_server import MARK_BYTES
-from scavenger.train.engines.forking import ForkedProcess, ForkServer, fork_server_supported, kill_group
+from scavenger.train.engines.forking import (
+    FORK_TARGETS,
+    ForkedProcess,
+    ForkServer,
+    fork_server_supported,
+    kill_group,
+)
 from scavenger.train.engines.gpus import HIDDEN, gpu_for, only
 from scavenger.train.engines.leftovers import SHORT_PARENT, make_folder, sweep
 from scavenger.train.engines.logs import MaskedLog, cap_log, log_of
@@ -36,11 +42,10 @@ from scavenger.train.transport.messages.values import ProcessConfiguration
 from scavenger.train.transport.sockets import SOCKET_FOLDER_BYTES_MAX
 
 _COMMAND = (sys.executable, "-m", "scavenger.train.process")
-_FORK_TARGET = "scavenger.train.worker_process:main"
 _CLOSING_S = 1.0
 _KILL_S = 5.0  # the kernel may take a moment to free a large process
 _HOST = "127.0.0.1"
-_ROLES = ("worker", "aggregator", "coordinator")
+_ROLES = ("aggregator", "coordinator")
 _STAND_BY_MAX = 4
 """Most workers that wait for the next job; each takes some 50 MB of memory."""
 _FORK_SERVER_LOG = "fork-server.log"
@@ -92,13 +97,13 @@ class ProcessEngine(Engine):
         memory_fd: File descriptor of the job's shared-memory block, which processes inherit; -1 if there is none.
         command: Command of each process, which reads its `ProcessConfiguration` from standard input; None: that of
             a job's processes.
-        fork_target: `module:function` that workers run instead, forked from a process that has imported it
-            (`forking.ForkServer`); None, or with another command: they are started by the command, too.
+        fork_targets: `module:function` that processes of a role run instead, forked from a process that has imported it
+            (`forking.ForkServer`). The others, and with another command all, are started by the command.
         gpus: The GPUs to place workers on, one worker on each; with none, workers see no GPU. None: whatever starts a
             worker says in `env` which it sees. Processes of other roles never see any, but for custom loops and
             commands, whose code decides for itself.
-        warm: Has the server instead, which other engines have used and will use; it forks processes of all roles. None:
-            the engine has one of its own, for workers.
+        warm: Has the server instead, which other engines have used and will use; that of workers forks aggregators and
+            coordinators, too. None: the engine has one of its own.
         tenants: Starts the aggregators instead, in the pool of this machine; closed with the engine.
 
     Attributes:
@@ -113,13 +118,13 @@ class ProcessEngine(Engine):
         memory_fd: int,
         *,
         command: Sequence[str] | None = None,
-        fork_target: str | None = _FORK_TARGET,
+        fork_targets: Mapping[str, str] = FORK_TARGETS,
         gpus: Sequence[str] | None = None,
         warm: WarmServers | None = None,
         tenants: TenantServer | None = None,
     ) -> None:
         self._command = _COMMAND if command is None else command
-        self._fork_target = fork_target if command is None and fork_server_supported() else None
+        self._fork_targets = fork_targets if command is None and fork_server_supported() else {}
         self._fork_server: ForkServer | None = None
         self._warm, self.tenants = warm, tenants
         self._worker: tuple[Mapping[str, str], int] | None = None  # environment and threads of the last one
@@ -219,19 +224,21 @@ class ProcessEngine(Engine):
         )
 
     def _fork(self, config: ProcessConfiguration, env: dict[str, str], log: int) -> ForkedProcess | None:
-        """Have a worker forked; None if that cannot be done."""
+        """Have a process forked; None if that cannot be done."""
         server = self._fork_server
         if server is not None:
             server.receive()  # it may have ended since
         if server is not None and not server.alive and not server.ready:
-            self._fork_target = None  # it failed to import, or may not fork: the next would, too
-        forked = self._fork_server_type.roles if self._warm is None else _ROLES
-        if self._fork_target is None or config.role not in forked or len(env[reaper.VARIABLE]) > MARK_BYTES:
+            self._fork_targets = {}  # it failed to import, or may not fork: the next would, too
+        target = self._fork_targets.get(config.role)
+        if target is None and config.role in (self._fork_server_type.roles if self._warm is None else _ROLES):
+            target = self._fork_targets.get("worker")
+        if target is None or len(env[reaper.VARIABLE]) > MARK_BYTES:
             return None
         try:
             if server is None or not server.alive:
                 shared = {name: value for name, value in env.items() if name not in config.secrets}
-                server = self._start_fork_server(self._fork_target, shared, config.env)
+                server = self._start_fork_server(target, shared, config.env)
             fds = (self._fd,) if self._fd >= 0 and self._warm is not None else ()
             if config.role == "worker" and not config.secrets:  # which the next job must not have
                 self._worker = env, config.threads

@@ -23,9 +23,8 @@ class WarmServers:
 
     def __init__(self) -> None:
         self._idle: list[ForkServer] = []  # the longest idle first
-        self._own: WeakKeyDictionary[ForkServer, dict[str, str]] = (
-            WeakKeyDictionary()
-        )  # also of those that are in use
+        # what they import, and with which variables; also of those that are in use
+        self._of: WeakKeyDictionary[ForkServer, tuple[str, dict[str, str]]] = WeakKeyDictionary()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -42,7 +41,7 @@ class WarmServers:
             OSError: If this machine cannot start one.
         """
         with self._lock:
-            for server in [one for one in reversed(self._idle) if self._own[one] == own]:
+            for server in [one for one in reversed(self._idle) if self._of[one] == (target, own)]:
                 self._idle.remove(server)
                 server.receive()
                 if server.alive:
@@ -52,7 +51,7 @@ class WarmServers:
             of_its_own = {**env, "TMPDIR": gettempdir()}
             server = ForkServer(target, of_its_own, f"{uuid.uuid4().hex}.fork-server", (), nothing.fileno())
         with self._lock:
-            self._own[server] = dict(own)
+            self._of[server] = target, dict(own)
         return server
 
     def give_back(self, server: ForkServer) -> None:

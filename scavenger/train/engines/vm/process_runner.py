@@ -179,7 +179,7 @@ class ProcessRunner:
             self._engines[command] = (
                 ProcessEngine(None, -1, command=command or None)
                 if self.forks
-                else ProcessEngine(None, -1, command=command or None, fork_target=None)
+                else ProcessEngine(None, -1, command=command or None, fork_targets={})
             )
         return self._engines[command]
 
