@@ -64,8 +64,9 @@ goal: {{metric: val_accuracy, target: 0.97, max_epochs: {steps}}}
 """
 _POOLS = "[pool.local]\nslots = 4\n"
 _SERVE = (
-    "import sys; from scavenger.control.service import server;"
-    "server.RUNNER = ('-m', 'tests.control.soak_runner');"
+    "import sys; from scavenger.control.service import runners;"
+    "runners.RUNNER = ('-m', 'tests.control.soak_runner');"
+    "runners._TARGET = 'tests.control.soak_runner:main';"
     "from scavenger_cli.main import main; main()"
 )
 

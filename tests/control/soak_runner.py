@@ -109,5 +109,10 @@ class SoakRunner(runner.Runner):
         return cast(JobRun, _Job(self._store, self._submission, self._fence.token))
 
 
+def main() -> int:
+    """Run as the real runner does; see its `main`."""
+    return runner.main(SoakRunner)
+
+
 if __name__ == "__main__":
-    sys.exit(runner.main(SoakRunner))
+    sys.exit(main())

@@ -93,7 +93,7 @@ class World:
         self.children: list[Child] = []
         self.numbers = iter(range(1, 1000))
         me = this_process()
-        monkeypatch.setattr(server_module.subprocess, "Popen", self._popen)
+        monkeypatch.setattr("scavenger.control.service.runners.subprocess.Popen", self._popen)
         monkeypatch.setattr(server_module, "holder_name", self._name)
         monkeypatch.setattr(server_module, "state_of", lambda name: "alive" if name in self.alive else "dead")
         monkeypatch.setattr("scavenger.store.base.this_process", lambda: replace(me, pid=GONE))

@@ -10,8 +10,6 @@ import logging
 import math
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -25,6 +23,7 @@ from scavenger.control.provisioning.lease_holder import holder_name
 from scavenger.control.service.holders import end_holder, state_of
 from scavenger.control.service.life import idle_of
 from scavenger.control.service.pools import Pools
+from scavenger.control.service.runners import RunnerProcess, Runners
 from scavenger.control.service.stopping import stopped_by_signals
 from scavenger.control.service.submitting import runner_environment
 from scavenger.control.settings import SETTINGS_VARIABLE, load_settings
@@ -76,8 +75,6 @@ IDLE_S = 60.0
 """How long a server that was started for a detached job stays when nothing is left to do, seconds."""
 RUNNER_LOG = "runner.log"
 """File name of a runner's output, beside the logs of the job's other processes."""
-RUNNER = ("-P", "-m", "scavenger.control.service.runner")
-"""Arguments of Python that run a submitted job; its id and the token of its lease follow."""
 _LOOK_S = 0.5
 _ROUND_S, _HEAR_S = 1.0, 0.1
 """Longest time between two rounds; how often a server looks whether it is woken before."""
@@ -145,7 +142,7 @@ class Server:
         held: tuple[int, ...] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._clock, self.idle_s, self._held = store, clock, idle_s, held
+        self._store, self._clock, self.idle_s = store, clock, idle_s
         self._limits = configured_limits() if limits is None else limits
         self._served = configured_pools() if pools is None else pools
         self._pools = Pools(store, self._served, clock=clock)
@@ -167,7 +164,8 @@ class Server:
         )
         self._fence: Fence | None = None
         self._beat_at = self.served_at = -math.inf
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._children: dict[str, RunnerProcess] = {}
+        self._runners = Runners(held)
         self._started_at: dict[str, float] = {}
         self._silences = Silences()
         self._late_at: dict[str, float] = {}
@@ -266,6 +264,7 @@ class Server:
 
     def close(self) -> None:
         """Leave the place to others. Runners go on; the next server adopts them."""
+        self._runners.close()
         with suppress(ScavengerError):
             self._store.remove_server(self.record.id)
             if self._fence is not None:
@@ -276,6 +275,7 @@ class Server:
     def rest(self, stop: threading.Event) -> None:
         """Wait for the next round: until it is due, somebody wakes the server, or the event is set."""
         until = time.monotonic() + _ROUND_S
+        self._runners.prepare()
         while (left_s := until - time.monotonic()) > 0.0 and not stop.wait(min(left_s, _HEAR_S)):
             if (woken_ns := self._store.servers_woken_ns()) != self._woken_ns:
                 # known before the store is read: whoever wakes it meanwhile wakes it again
@@ -397,15 +397,9 @@ class Server:
         try:
             make_private_folder(log.parent)
             with open(log, "ab", opener=private_opener) as output:
-                self._children[one.id] = subprocess.Popen(
-                    [sys.executable, *RUNNER, one.id, str(lease.token)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                    pass_fds=self._held,
-                    cwd=Path(one.job.job_file).parent,
-                    env=env,
+                folder = Path(one.job.job_file).parent
+                self._children[one.id] = self._runners.start(
+                    one.id, lease.token, env=env, folder=folder, log=output.fileno()
                 )
         except OSError as error:
             place = f": {error.filename}" if error.filename else ""
@@ -488,7 +482,7 @@ class Server:
         """Forget what has ended, and collect exits of runners that this process started."""
         for job_id in list(self._children):
             if self._children[job_id].poll() is not None and job_id not in running:
-                del self._children[job_id]
+                self._runners.release(self._children.pop(job_id))
         self._late_at = {key: at for key, at in self._late_at.items() if key in running}
 
 

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import msgspec
 
@@ -44,6 +44,9 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
         threads: For the numerical libraries that have been imported already.
         fds: Numbers that the process has further descriptors under, in the packet's order.
         warm: Whether one that stands by may be taken.
+        command: Arguments of Python that it stands for, `-m MODULE ARGUMENT...`: the kernel's list of processes shows
+            them, and the program has what follows the module.
+        folder: Where it begins; empty: where the server did.
     """
 
     number: int
@@ -52,6 +55,8 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
     threads: int
     fds: tuple[int, ...] = ()
     warm: bool = False
+    command: tuple[str, ...] = ()
+    folder: str = ""
 
 
 class StandBy(msgspec.Struct, frozen=True, tag=True):
@@ -75,9 +80,15 @@ class Reap(msgspec.Struct, frozen=True, tag=True):
 
 
 class ModuleReady(msgspec.Struct, frozen=True, tag=True):
-    """The module is imported. Processes can be forked if there is one thread alone, but for those that allow it."""
+    """The module is imported. Processes can be forked if there is one thread alone, but for those that allow it.
+
+    Attributes:
+        threads: How many there are.
+        read: Names of environment variables that modules have asked for while they were imported.
+    """
 
     threads: int
+    read: tuple[str, ...] = ()
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
@@ -301,7 +312,12 @@ class _Server:
         for fd in apart:
             os.close(fd)
         with contextlib.suppress(OSError, ValueError):
-            _show_mark(request.env[VARIABLE])
+            _show_command([sys.executable, *request.command])
+            if (mark := request.env.get(VARIABLE)) is not None:
+                _show_mark(mark)
+        sys.argv[1:] = request.command[request.command.index("-m") + 2 :] if request.command else ()
+        if request.folder:
+            os.chdir(request.folder)
         os.environ.clear()
         os.environ.update(request.env)
         with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:
@@ -357,16 +373,38 @@ def _show(name: str, value: bytes) -> None:
         shown = file.read()
     prefix = f"{name}=".encode()
     at = 0 if shown.startswith(prefix) else shown.index(b"\0" + prefix) + 1
+    _write(_places()[2] + at + len(prefix), value)
+
+
+def _show_command(arguments: Sequence[str]) -> None:
+    """Have the kernel show these arguments, as far as there is room where the server has its own.
+
+    Raises:
+        OSError, ValueError: If this machine does not show or change them.
+    """
+    start, end, _ = _places()
+    if (room := end - start - 1) > 0:
+        text = "\0".join(arguments).encode()
+        _write(
+            start, text[:room].ljust(room) + b"\0"
+        )  # spaces end the last one: further ends would be arguments
+
+
+def _places() -> tuple[int, int, int]:
+    """Addresses at which the kernel finds the arguments of this process, their end, and its environment.
+
+    Fields 48 to 50 of `/proc/PID/stat`: `arg_start`, `arg_end`, `env_start` (proc(5)); the third follows the name.
+    """
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
-    start = int(fields[_ENVIRONMENT_FIELD])
+    first, end, environment = (int(one) for one in fields[45:48])
+    return first, end, environment
+
+
+def _write(address: int, data: bytes) -> None:
     with open("/proc/self/mem", "r+b", buffering=0) as memory:
-        memory.seek(start + at + len(prefix))
-        memory.write(value)
-
-
-_ENVIRONMENT_FIELD = 49 - 2
-"""Place of `env_start`, the 50th field of `/proc/PID/stat`, among those after the name (proc(5))."""
+        memory.seek(address)
+        memory.write(data)
 
 
 _FORKABLE = frozenset({"jemalloc_bg_thd"})
@@ -382,16 +420,32 @@ def _threads() -> int:
     return sum(name not in _FORKABLE for name in names)
 
 
+class _Recorded(os._Environ[str]):
+    """An environment that notes which variables are asked for."""
+
+    names: ClassVar[set[str]] = set()
+
+    def __getitem__(self, key: str) -> str:
+        self.names.add(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self.names.add(str(key))
+        return super().__contains__(key)
+
+
 def main() -> int:
     """Import the module, serve, and in a forked process run the function; returns the exit status."""
     control = socket.socket(fileno=int(sys.argv[1]))
     module, _, function = sys.argv[2].partition(":")
+    os.environ.__class__ = _Recorded
     imported = importlib.import_module(module)
+    os.environ.__class__ = os._Environ
     run: Callable[[], int] = getattr(imported, function)
     warm_up: Callable[[], None] = getattr(imported, "warm_up", lambda: None)
     gc.collect()
     gc.freeze()  # collections in the forked processes leave the shared pages alone
-    control.send(msgspec.json.encode(ModuleReady(_threads())))
+    control.send(msgspec.json.encode(ModuleReady(_threads(), tuple(_Recorded.names))))
     if _Server(control, warm_up).run() is None:
         return 0
     return _end(run())

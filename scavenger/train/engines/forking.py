@@ -28,6 +28,13 @@ FORK_TARGETS: Mapping[str, str] = {
 A job has workers of one kind, so that an engine has one server."""
 _PACKET_BYTES = 1 << 16
 _POLL_S = 0.005
+_COMMAND_BYTES = 64
+"""Room for the arguments that the kernel shows of a process: more than what the server's own are shorter by."""
+_READ_AT_BEGIN = (
+    *("PYTHON", "LD_", "GLIBC_", "MALLOC_", "LC_", "LANG", "TZ"),
+    *("OMP_", "OPENBLAS_", "GOTO_", "MKL_"),
+)
+"""How names of variables begin which are read not by modules of Python, and not again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +55,15 @@ class ForkedProcess:
     error: str = ""
     descriptor: int = -1
     killed: bool = False
+
+    def begun(self, within_s: float) -> bool:
+        """Wait until it runs; returns whether it does, as far as is known by then."""
+        deadline = time.monotonic() + within_s
+        while not self.pid and self.returncode is None and self.server.alive:
+            if (left_s := deadline - time.monotonic()) <= 0.0:
+                break
+            self.server.await_report(left_s)
+        return bool(self.pid)
 
     @property
     def never(self) -> bool:
@@ -131,6 +147,11 @@ class ProcessServer:
                 self._lost()
                 return
             self._take(protocol.decode_reply(packet))
+
+    def await_report(self, within_s: float) -> None:
+        """Wait until the server reports something, and take it in."""
+        select.select([self._control], [], [], within_s)
+        self.receive()
 
     def _new_process(self, send: Callable[[int, int], None]) -> ForkedProcess:
         """Ask for a process.
@@ -234,6 +255,7 @@ class ForkServer(ProcessServer):
             marked = {**env, VARIABLE: mark.ljust(protocol.MARK_BYTES, "-")}
             self.process = self._begin(target, marked, theirs.fileno(), pass_fds, log)
         super().__init__(ours)
+        self._env, self._read = marked, frozenset[str]()
         self.ready = False
         """Whether it can fork: it has imported everything, and no thread has begun by that."""
 
@@ -241,7 +263,7 @@ class ForkServer(ProcessServer):
         self, target: str, env: Mapping[str, str], control: int, pass_fds: Sequence[int], log: int
     ) -> ServerProcess:
         return subprocess.Popen(
-            [sys.executable, "-m", protocol.__name__, str(control), target],
+            [sys.executable, "-m", protocol.__name__, str(control), target, " " * _COMMAND_BYTES],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -259,6 +281,8 @@ class ForkServer(ProcessServer):
         fds: Sequence[int] = (),
         *,
         warm: bool = False,
+        command: Sequence[str] = (),
+        folder: str = "",
     ) -> ForkedProcess:
         """Ask for a process.
 
@@ -269,13 +293,17 @@ class ForkServer(ProcessServer):
             log: File descriptor for its standard output and error.
             fds: Further descriptors that it has, under the same numbers, besides those that the server was given.
             warm: Whether it may be one that stands by.
+            command: See `fork_server.Fork`.
+            folder: See `fork_server.Fork`.
 
         Raises:
             OSError: If the server cannot be asked.
         """
 
         def send(number: int, standard_input: int) -> None:
-            request = protocol.Fork(number, name, dict(env), threads, tuple(fds), warm)
+            request = protocol.Fork(
+                number, name, dict(env), threads, tuple(fds), warm, tuple(command), folder
+            )
             rights = array.array("i", [standard_input, log, *fds])
             self._control.sendmsg(
                 [msgspec.json.encode(request)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
@@ -295,9 +323,22 @@ class ForkServer(ProcessServer):
         if not isinstance(reply, protocol.ModuleReady):
             super()._take(reply)
             return
-        self.ready = reply.threads == 1
+        self.ready, self._read = reply.threads == 1, frozenset(reply.read)
         if not self.ready:
             self.close()
+
+    def fits(self, env: Mapping[str, str], own: Collection[str] = ()) -> bool:
+        """Whether nothing would be otherwise in a process that was started in this environment.
+
+        That is so if all variables have the value that they have in the server's own which have been read there: by
+        what was imported, or by Python, the C library or a library for arrays as they began.
+
+        Args:
+            own: Variables that the server was given for itself.
+        """
+        names = (self._env.keys() | env.keys() | self._read).difference(own)
+        read = {name for name in names if name in self._read or name.startswith(_READ_AT_BEGIN)}
+        return all(self._env.get(name) == env.get(name) for name in read)
 
     def give_up(self) -> None:
         """End the server if it still imports, and only killed processes wait for it; safe in a signal handler."""

@@ -242,7 +242,8 @@ class ProcessEngine(Engine):
             fds = (self._fd,) if self._fd >= 0 and self._warm is not None else ()
             if config.role == "worker" and not config.secrets:  # which the next job must not have
                 self._worker = env, config.threads
-            return server.fork(config.name, env, config.threads, log, fds, warm=config.role == "worker")
+            warm, shown = config.role == "worker", (*self._command[1:], config.name)
+            return server.fork(config.name, env, config.threads, log, fds, warm=warm, command=shown)
         except OSError:  # as too little memory: starting the command tells what is wrong
             return None
 
