@@ -224,6 +224,11 @@ class RealPool:
         """Unix time at which the last worker of a job that has ended was gone."""
         return max(one.updated_at.timestamp() for one in self.store.processes(job) if one.role == "worker")
 
+    def changes_s(self) -> list[float]:
+        """What changes of size cost the jobs that had any, as each told last."""
+        standings = self.store.standings(self.jobs).values()
+        return [one.change_s for one in standings if one.change_s is not None]
+
     def worker_starts_s(self) -> list[float]:
         """How long the workers of all jobs took from the start of their processes until they were ready."""
         found = (

@@ -75,6 +75,7 @@ class Ran:
     still_s: float
     busy: float
     worker_start_s: Spread
+    change_s: Spread
     moves: int
     simulated: Run | None
 
@@ -151,7 +152,16 @@ def _played(folder: Path, policy: str, jobs: Sequence[tuple[Kind, int]], slots: 
     curves = Curves(np.stack([np.r_[0.0, np.multiply(kind.rates, kind.batch)] for kind, _ in jobs]))
     work = np.array([epochs * kind.samples(_EPOCH_S) for kind, epochs in jobs], dtype=np.float64)
     nothing = np.zeros(len(jobs))
-    workload = Workload(claims, curves, work, work, nothing, nothing, begin_s=nothing + ran.start_s.median)
+    workload = Workload(
+        claims,
+        curves,
+        work,
+        work,
+        nothing,
+        nothing + ran.change_s.median,
+        begin_s=nothing + ran.start_s.median,
+        worker_s=nothing + ran.worker_start_s.median,
+    )
     rules = Rules(POLICIES[policy if elastic else "fifo"])
     return replace(ran, simulated=simulate(workload, Nodes.of(slots), rules))
 
@@ -202,6 +212,7 @@ def _read(pool: RealPool, per_s: Sequence[float], busy: float) -> Ran:
         still_s=still_s,
         busy=busy,
         worker_start_s=Spread.of(pool.worker_starts_s()),
+        change_s=Spread.of(pool.changes_s() or [0.0]),
         moves=len(moves.lines),
         simulated=None,
     )
@@ -286,8 +297,8 @@ _REMARKS = (
     "mean: from submission to end; static: four workers each, in order; of Keras one",
     f"as fast as static: share of the time until the last job's end, in parts of {BIN_S:g} s; speeds are relative to "
     "each job's with four workers",
-    "virtual mean: `simulate` with the curves that are played, and the median of begin and end of the run; a job off "
-    "by: at most, of its time",
+    "virtual mean: `simulate` with the curves that are played, and the medians of what the run's begins and ends, "
+    "changes and starts of workers took; a job off by: at most, of its time",
     "server: processor time over all, and in the longest time in which nothing changed",
 )
 
@@ -340,6 +351,7 @@ def _figures(one: Ran) -> Mapping[str, Any]:
         "bin_s": BIN_S,
         "begin_and_end_s": one.start_s,
         "worker_start_s": one.worker_start_s,
+        "change_s": one.change_s,
         "server_share": one.server[0],
         "server_share_still": one.server[1],
         "still_s": one.still_s,

@@ -157,6 +157,7 @@ class JobStanding:
         curve: By growing slots; empty before there is a model or a measurement.
         size: Workers that it trains with, or is to have; None for as many as are there.
         start_s: From its begin to its first step, seconds; None before it was known once.
+        worker_s: From a worker's start until it can join, seconds, as its workers so far; None before the first could.
     """
 
     token: int
@@ -172,6 +173,7 @@ class JobStanding:
     curve: tuple[RatePoint, ...] = ()
     size: int | None = None
     start_s: float | None = None
+    worker_s: float | None = None
 
     def under(self, token: int | None) -> JobStanding:
         """What it says of a job whose runner has this token: of an earlier runner's processes, nothing."""

@@ -121,8 +121,9 @@ def test_a_forecast_says_the_same_some_time_later(seen: PoolSeen, policy: str, p
     seen = on_one_node(seen)
     left = np.where(np.isnan(seen.standing.left), 77.0, seen.standing.left)
     nothing = np.zeros(seen.jobs)
+    none = np.zeros(seen.jobs, dtype=bool)
     at_rest = replace(
-        seen.standing, left=left, left_log_sd=nothing, change_s=nothing, fixed=np.zeros(seen.jobs, dtype=bool)
+        seen.standing, left=left, left_log_sd=nothing, change_s=nothing, fixed=none, worker_s=nothing
     )
     seen = replace(seen, standing=at_rest)
     allotment = allot(seen, how)

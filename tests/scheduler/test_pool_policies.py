@@ -151,7 +151,7 @@ def test_a_slot_stays_where_it_is_unless_another_job_gains_more_than_the_change_
     curve = np.array([[0.0, 1.0, 1.9, 2.7, 3.4]])
     ones, zeros = np.ones(2, dtype=np.int64), np.zeros(2, dtype=np.int64)
 
-    def slots(left: tuple[float, float], change_s: float) -> list[int]:
+    def slots(left: tuple[float, float], change_s: float, worker_s: float = 0.0) -> list[int]:
         seen = PoolSeen(
             Nodes.of(5),
             Claims(zeros, zeros, np.array([0.0, 1.0]), ones, ones, 4 * ones, zeros),
@@ -164,6 +164,7 @@ def test_a_slot_stays_where_it_is_unless_another_job_gains_more_than_the_change_
                 left_log_sd=np.zeros(2),
                 change_s=np.full(2, change_s),
                 fixed=np.zeros(2, dtype=bool),
+                worker_s=np.full(2, worker_s),
             ),
             Shares(np.array([0, 1]), zeros, np.array([2, 3])),
             Curves(curve),
@@ -173,3 +174,8 @@ def test_a_slot_stays_where_it_is_unless_another_job_gains_more_than_the_change_
     assert slots((900.0, 1000.0), 0.0) == [4, 1]
     assert slots((900.0, 1000.0), 60.0) == [2, 3]
     assert slots((90_000.0, 100_000.0), 60.0) == [4, 1]
+    assert slots((900.0, 1000.0), 0.0, worker_s=360.0) == [
+        2,
+        3,
+    ]  # it would be idle for nearly all that is left
+    assert slots((90_000.0, 100_000.0), 0.0, worker_s=360.0) == [4, 1]

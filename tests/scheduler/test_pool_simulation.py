@@ -92,6 +92,16 @@ def test_a_begin_may_stop_a_job_for_longer_than_a_change() -> None:
     assert run(shrinks, "even", 4).stopped_s.tolist() == [1.0, 0.0]
 
 
+def test_further_slots_are_idle_until_their_workers_have_started() -> None:
+    """A job with 2 of 4 slots that gets the others goes on with 2 for 3 s, and has lost half of these."""
+    jobs = workload((0.0, 4, 10.0), (0.0, 2, 2.0), elastic=True)
+    at_once = run(jobs, "even", 4)
+    later = run(replace(jobs, worker_s=np.full(2, 3.0)), "even", 4)
+
+    assert at_once.changes.tolist() == later.changes.tolist() == [2, 1]
+    assert (later.completion_s - at_once.completion_s).tolist() == [1.5, 0.0]
+
+
 def test_tiresias_lets_new_jobs_pass_those_that_have_had_their_quantum() -> None:
     jobs = workload((0.0, 1, 100.0), (5.0, 1, 10.0))
     found = simulate(jobs, Nodes.of(1), Rules(Tiresias((20.0, 50.0))))

@@ -127,6 +127,7 @@ class PoolSeat:
                 left=workflow.left(),
                 curve=workflow.rates(),
                 change_s=None if stall is None else stall.median_s,
+                worker_s=trainer.setup_s or None,
             )
         self._now = now
         if differs:

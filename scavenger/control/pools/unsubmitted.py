@@ -13,7 +13,7 @@ from scavenger.control.pools.rented import apart_of
 from scavenger.control.pools.standing import PoolStanding
 from scavenger.scheduler.jobs.forecast import NewJob
 from scavenger.scheduler.jobs.seeing import (
-    change_s_of,
+    change_costs,
     even_parts,
     exponent_of,
     rates_of,
@@ -44,6 +44,7 @@ def as_new_job(
         most = int(parts[-1])
     deadline = prepared.job.constraints.deadline
     standings = [job.standing for job in pool.decision.jobs]
+    change_s, worker_s = change_costs([*standings, None])
     exponent = exponent_of([] if one is None else one.curve for one in standings)
     new = NewJob(
         least=sizes.least + sizes.apart,
@@ -54,7 +55,8 @@ def as_new_job(
         priority=priority,
         left=1.0 if points else math.nan,
         left_log_sd=log_sd,
-        change_s=change_s_of(standings) or 0.0,
+        change_s=float(change_s[-1]),
+        worker_s=float(worker_s[-1]),
         deadline_s=math.inf if deadline is None else deadline,
     )
     return new, found[0].id if found is not None and points else None

@@ -87,6 +87,7 @@ class NewJob:
     left_log_sd: float = 0.0
     change_s: float = 0.0
     deadline_s: float = inf
+    worker_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +215,7 @@ class _Runs:
                 told=standing.left,
                 told_log_sd=standing.left_log_sd,
                 change_s=standing.change_s,
+                worker_s=standing.worker_s,
             ),
             seen.nodes,
             self._rules,

@@ -475,10 +475,21 @@ def with_apart(rates: FloatArray, apart: int) -> FloatArray:
     return shifted
 
 
-def change_s_of(standings: Iterable[JobStanding | None]) -> float | None:
-    """What a change of size costs a job that had none yet, seconds: the median of others; None if none had any."""
-    known = [one.change_s for one in standings if one is not None and one.change_s is not None]
-    return float(np.median(known)) if known else None
+def change_costs(standings: Sequence[JobStanding | None]) -> tuple[FloatArray, FloatArray]:
+    """What a change of size costs each job, and how long its workers start, seconds; see `Standing`.
+
+    One that does not know it yet has the median of the others; what nobody knows is no reason to change nothing.
+    """
+
+    def told(values: Sequence[float | None]) -> FloatArray:
+        known = [one for one in values if one is not None]
+        median = float(np.median(known)) if known else 0.0
+        return _real(median if one is None else one for one in values)
+
+    return (
+        told([None if one is None else one.change_s for one in standings]),
+        told([None if one is None else one.worker_s for one in standings]),
+    )
 
 
 def _standing(pool: Pool, jobs: Sequence[PoolJob]) -> Standing:
@@ -492,7 +503,7 @@ def _standing(pool: Pool, jobs: Sequence[PoolJob]) -> Standing:
         for one, share in zip(standings, shares, strict=True)
     ]
     lefts = [None if one is None else one.left for one in standings]
-    change_s = change_s_of(standings) or 0.0  # what nobody knows is no reason to change nothing
+    change_s, worker_s = change_costs(standings)
     return Standing(
         level=_whole(0 if share is None else share.level for share in shares),
         attained_slot_s=_real(attained),
@@ -502,9 +513,8 @@ def _standing(pool: Pool, jobs: Sequence[PoolJob]) -> Standing:
         ),
         left=_real(nan if left is None else left.samples for left in lefts),
         left_log_sd=_real(0.0 if left is None else left.log_sd for left in lefts),
-        change_s=_real(
-            change_s if one is None or one.change_s is None else one.change_s for one in standings
-        ),
+        change_s=change_s,
+        worker_s=worker_s,
         fixed=np.array(
             [job.fixed or (not job.queued and (pool.whole or job.rests)) for job in jobs], dtype=bool
         ),

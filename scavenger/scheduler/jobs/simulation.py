@@ -2,8 +2,8 @@
 
 Time goes from event to event: an arrival, the end of a job, and what a policy names as the time at which it would say
 something else. Between two events rates are constant. After each change of its share, its beginning included, a job
-holds its slots for some seconds without progress. A run begins with an empty pool, or with one that stands. The slots
-of a pool are given, or VMs are rented for them.
+holds its slots for some seconds without progress; slots that it has got besides are idle until workers have started.
+A run begins with an empty pool, or with one that stands. The slots of a pool are given, or VMs are rented for them.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class Workload:
         change_s: Seconds without progress after each change.
         stages: None if each job has one curve.
         begin_s: The same after it has got slots when it had none; None: as after any change.
+        worker_s: Seconds for which slots that a job gets besides those that it has are idle; None: none.
     """
 
     claims: Claims
@@ -70,6 +71,7 @@ class Workload:
     change_s: FloatArray
     stages: Stages | None = None
     begin_s: FloatArray | None = None
+    worker_s: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.work)
@@ -172,6 +174,7 @@ _NOW = (
     "log_sd",
     "change",
     "begin",
+    "worker",
     "deadline",
 )
 _FLOATS = {name: row for row, name in enumerate((*_NOW, "usd_per_s", "no_slot_s", "slot_s", "usd"))}
@@ -395,6 +398,7 @@ class _Simulation:
             ("log_sd", workload.told_log_sd),
             ("change", workload.change_s),
             ("begin", workload.change_s if workload.begin_s is None else workload.begin_s),
+            ("worker", np.zeros(len(workload)) if workload.worker_s is None else workload.worker_s),
         ):
             self._float(name)[-new:] = values[at]
         self._float("told")[-new:] /= workload.work[at]
@@ -404,7 +408,9 @@ class _Simulation:
         """What a policy is shown: views, which change with the next event."""
         whole, real, count = self._whole, self._real, self._count
         _, user, priority, least, asked, most, curve, level, _, fixed = whole[:, :count]
-        submitted, attained, waited, ran, left, _, _, told, log_sd, change, _, deadline, *_ = real[:, :count]
+        submitted, attained, waited, ran, left, _, _, told, log_sd, change, _, worker, deadline, *_ = real[
+            :, :count
+        ]
         return PoolSeen(
             nodes=self._nodes,
             claims=Claims(user, priority, submitted, least, asked, most, curve, deadline),
@@ -417,6 +423,7 @@ class _Simulation:
                 left_log_sd=log_sd,
                 change_s=change,
                 fixed=fixed > 0,
+                worker_s=worker,
             ),
             shares=self._shares,
             curves=self._workload.curves,
@@ -463,12 +470,16 @@ class _Simulation:
         jobs = self._int("job")
         self._began_s[jobs[begins]] = np.minimum(self._began_s[jobs[begins]], self.now_s)
         stop = self._float("stop")
-        change = np.where(begins, self._float("begin"), self._float("change"))
+        rate, before_rate = seen.rate_on(shares), self._float("rate")
+        # a job that grows goes on as before until its workers have started: so much of that time is lost
+        with np.errstate(divide="ignore", invalid="ignore"):
+            part = np.where((slots > held) & (rate > before_rate), 1.0 - before_rate / rate, 0.0)
+        change = np.where(begins, self._float("begin"), self._float("change") + part * self._float("worker"))
         self._stopped_s[jobs[goes_on]] += change[goes_on] - stop[goes_on] * ~begins[goes_on]
         stop[goes_on] = change[goes_on]
         self._changes[jobs[changed]] += 1
         held[:] = slots
-        self._float("rate")[:] = seen.rate_on(shares)
+        self._float("rate")[:] = rate
         if self._price.any():
             self._float("usd_per_s")[:] = self._usd_per_s(shares)
         self._shares, self._number = shares, allotment.number

@@ -174,6 +174,7 @@ class Standing:
         left_log_sd: Standard deviation of `ln(left)`; 0 if it is known.
         change_s: Seconds without progress that a change of its share costs it.
         fixed: Whether its share cannot change now: it searches, saves, changes, or has not answered.
+        worker_s: Seconds for which a slot that it gets is idle, until its worker has started; none if it is left out.
     """
 
     level: IntArray
@@ -184,6 +185,11 @@ class Standing:
     left_log_sd: FloatArray
     change_s: FloatArray
     fixed: BoolArray
+    worker_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+
+    def __post_init__(self) -> None:
+        if len(self.worker_s) != len(self.level):
+            object.__setattr__(self, "worker_s", np.zeros(len(self.level)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class Worth(Patient):
     differ in how they scale, and their own curves are used in the place of that power.
 
     A job's first slots compete, too: one with much to do may wait for those that are soon done. A slot that a job
-    has counts for more there, by twice what it costs the job to lose it.
+    has counts for more there, by twice what it costs the job to lose it, and by what it is idle elsewhere at first.
 
     Attributes:
         power: From 0, below 1.
@@ -136,10 +136,15 @@ class Worth(Patient):
 
     @staticmethod
     def _stays(seen: PoolSeen, runs: IntArray, left: FloatArray) -> FloatArray:
-        """By how much more a slot is worth to the job that has it: twice what a change costs, over what is left."""
-        change_s = seen.standing.change_s
+        """By how much more a slot is worth to the job that has it, as a part of the slot-seconds that are left there.
+
+        That is twice what a change costs, for which all its slots stand, and the start of another job's worker, for
+        which the one slot does.
+        """
+        change_s, worker_s = seen.standing.change_s, seen.standing.worker_s
         rest_s = left / positive(seen.rate(runs))
-        return np.where(runs > 0, 2.0 * change_s * runs / np.maximum(rest_s, np.maximum(change_s, 1e-9)), 0.0)
+        lost = 2.0 * change_s * runs + worker_s
+        return np.where(runs > 0, lost / np.maximum(rest_s, np.maximum(change_s + worker_s, 1e-9)), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
