@@ -45,6 +45,8 @@ def main(arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="scavenger-against-") as folder:
         then = Path(folder, "then")
         _git("worktree", "add", "--quiet", "--detach", str(then), options.commit)
+        if (data := _ROOT.parent / "shared").is_dir():  # public measurements, beside each source
+            Path(folder, "shared").symlink_to(data.resolve())
         try:
             for name in options.names:
                 before = describe(conditions())

@@ -19,6 +19,7 @@ from scavenger.masking import keep_secret, mask
 from scavenger.train.ending_with_parent import end_with_parent
 from scavenger.train.failpoints import load_failpoints
 from scavenger.train.failure import describe_failure, describe_limit, masked_frames
+from scavenger.train.later_imports import later
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.sockets import HubConnection
 
@@ -105,7 +106,8 @@ def _serve(config: m.ProcessConfiguration, context: Any, hub: HubConnection) -> 
 
             serve(context, config, hub)
         case _:
-            from scavenger.train.worker.worker import Worker
+            with later():
+                from scavenger.train.worker.worker import Worker
 
             Worker(context, config, hub).run()
 

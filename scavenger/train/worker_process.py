@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import keras
-import numpy as np
-
-from scavenger.sdk.job import KerasJob
 from scavenger.train import process
-from scavenger.train.worker import worker
-from scavenger.train.worker.program import Program
+from scavenger.train.later_imports import later
+
+with later():
+    import keras
+    import numpy as np
+
+    from scavenger.sdk.job import KerasJob
+    from scavenger.train.worker import worker
+    from scavenger.train.worker.program import Program
 
 __all__ = ["main", "warm_up", "worker"]
 
