@@ -1,7 +1,8 @@
 """From a free slot of a pool, or one that another job gives up, to the first step of the worker that gets it.
 
 A job has all four slots of a pool; another comes that needs two of them, is soon done, and the first one takes them
-again. The jobs are played (`played_job`); their records say when what happened.
+again. The next one comes once that change has paid for itself, and so the job may change again. The jobs are played
+(`played_job`); their records say when what happened.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def run(turns: int, work_dir: Path) -> Result:
         first = pool.submit("first", spec)
         found = []
         for turn in range(turns):
-            pool.wait(lambda: pool.trains(first, SLOTS), _LIMIT_S)
+            pool.wait(lambda: pool.trains(first, SLOTS) and pool.may_change(first), _LIMIT_S)
             spec = kind.spec(epochs=2, epoch_s=4.0, workers=(TAKEN,), elastic=(TAKEN, TAKEN))
             second = pool.submit(f"second-{turn}", spec)
             pool.wait(partial(pool.ended, second), _LIMIT_S)

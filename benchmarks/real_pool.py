@@ -24,6 +24,7 @@ from benchmarks.scheduling import a100_curves
 from scavenger import Client, Job
 from scavenger.domain.curve import FloatArray
 from scavenger.domain.submission import Submission
+from scavenger.scheduler.jobs.seeing import CHANGES_MAX
 from scavenger.server.serving import first_token
 from scavenger.store import Store
 
@@ -174,6 +175,14 @@ class RealPool:
         """Whether a job trains on so many workers."""
         standing = self.store.standings([job]).get(job)
         return standing is not None and standing.state == "training" and standing.held == workers
+
+    def may_change(self, job: str) -> bool:
+        """Whether a job's last change has paid for itself, so that its share may change again."""
+        allotment, standing = self.store.allotment(POOL), self.store.standings([job]).get(job)
+        share = None if allotment is None else allotment.shares.get(job)
+        if share is None or share.changed is None or standing is None or standing.change_s is None:
+            return True
+        return standing.change_s <= CHANGES_MAX * (now_s() - share.changed.timestamp())
 
     def folder_of(self, job: str) -> Path:
         """Where a job writes."""

@@ -57,9 +57,9 @@ class Runners:
             OSError: It cannot be started.
         """
         self._started += 1
-        command = (*RUNNER, job_id, str(token))
-        return self._forked(command, env, folder, log) or subprocess.Popen(
-            [sys.executable, *command],
+        arguments = job_id, str(token)
+        return self._forked(arguments, env, folder, log) or subprocess.Popen(
+            [sys.executable, *RUNNER, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -70,7 +70,7 @@ class Runners:
         )
 
     def _forked(
-        self, command: Sequence[str], env: Mapping[str, str], folder: Path, log: int
+        self, arguments: Sequence[str], env: Mapping[str, str], folder: Path, log: int
     ) -> ForkedProcess | None:
         """A runner that was forked; None if that cannot be done, or it would not be as one that a command begins."""
         server = self._server
@@ -83,7 +83,9 @@ class Runners:
         if not server.ready or not server.fits(env, _OWN) or not os.access(folder, os.X_OK):
             return None
         try:
-            process = server.fork("runner", env, 1, log, command=command, folder=str(folder))
+            process = server.fork(
+                "runner", env, 1, log, command=RUNNER, arguments=arguments, folder=str(folder)
+            )
         except OSError:
             return None
         process.stdin.close()  # it finds an end there, as with an empty file

@@ -44,8 +44,8 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
         threads: For the numerical libraries that have been imported already.
         fds: Numbers that the process has further descriptors under, in the packet's order.
         warm: Whether one that stands by may be taken.
-        command: Arguments of Python that it stands for, `-m MODULE ARGUMENT...`: the kernel's list of processes shows
-            them, and the program has what follows the module.
+        command: Arguments of Python that the kernel's list of processes shows.
+        arguments: Those of the program, which follow there.
         folder: Where it begins; empty: where the server did.
     """
 
@@ -56,6 +56,7 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
     fds: tuple[int, ...] = ()
     warm: bool = False
     command: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
     folder: str = ""
 
 
@@ -312,10 +313,10 @@ class _Server:
         for fd in apart:
             os.close(fd)
         with contextlib.suppress(OSError, ValueError):
-            _show_command([sys.executable, *request.command])
+            _show_command([sys.executable, *request.command, *request.arguments])
             if (mark := request.env.get(VARIABLE)) is not None:
                 _show_mark(mark)
-        sys.argv[1:] = request.command[request.command.index("-m") + 2 :] if request.command else ()
+        sys.argv[1:] = request.arguments
         if request.folder:
             os.chdir(request.folder)
         os.environ.clear()

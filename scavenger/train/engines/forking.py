@@ -282,6 +282,7 @@ class ForkServer(ProcessServer):
         *,
         warm: bool = False,
         command: Sequence[str] = (),
+        arguments: Sequence[str] = (),
         folder: str = "",
     ) -> ForkedProcess:
         """Ask for a process.
@@ -293,8 +294,7 @@ class ForkServer(ProcessServer):
             log: File descriptor for its standard output and error.
             fds: Further descriptors that it has, under the same numbers, besides those that the server was given.
             warm: Whether it may be one that stands by.
-            command: See `fork_server.Fork`.
-            folder: See `fork_server.Fork`.
+            command, arguments, folder: See `fork_server.Fork`.
 
         Raises:
             OSError: If the server cannot be asked.
@@ -302,7 +302,7 @@ class ForkServer(ProcessServer):
 
         def send(number: int, standard_input: int) -> None:
             request = protocol.Fork(
-                number, name, dict(env), threads, tuple(fds), warm, tuple(command), folder
+                number, name, dict(env), threads, tuple(fds), warm, tuple(command), tuple(arguments), folder
             )
             rights = array.array("i", [standard_input, log, *fds])
             self._control.sendmsg(
