@@ -24,29 +24,18 @@ from scavenger.control.pools.standing import (
     with_earlier,
 )
 from scavenger.domain.operation import REASON_MAX, TakeShare
-from scavenger.domain.pool import ANOTHERS, JobStanding, Pool, PoolAllotment, PoolShare, pool_of
+from scavenger.domain.pool import JobStanding, Pool, PoolAllotment, PoolShare, pool_of
 from scavenger.domain.submission import Backlog, RunnerSeen, Submission
 from scavenger.presentation.formatting import clean, duration, plural
-from scavenger.scheduler.jobs.explaining import explain, further
-from scavenger.scheduler.jobs.moving import Move, Wanted, moves, next_allotment
-from scavenger.scheduler.jobs.seeing import (
-    PoolDecision,
-    PoolJob,
-    Sizes,
-    decided,
-    limits_of,
-    rules_of,
-    sizes_in,
-    users_of,
-)
+from scavenger.scheduler.jobs.moving import Move
+from scavenger.scheduler.jobs.seeing import PoolJob, Sizes
+from scavenger.scheduler.jobs.stepping import step_of, why_waiting
 from scavenger.store import Store
 
 logger = logging.getLogger(__name__)
 
 DECIDE_S = 10.0
 """A pool is decided on anew after so long, whatever happens."""
-_EXPLAINED_MAX = 20
-"""So many of the changes of one decision are told with their reasons."""
 
 
 @dataclass(slots=True)
@@ -177,13 +166,18 @@ class Pools:
                 for one in here
                 if one.id in running or one.id in able
             ]
-            decision, done, following = self._decided(pool, jobs, last, here, now)
-            told += self._tell(name, done, following)
+            names = {one.id: one.job.name for one in here}
+            step = step_of(pool, jobs, last, names, now, self._means[name].at(now), there=names)
+            if step.allotment is not last:
+                self._store.put_allotment(step.allotment)
+                for line in step.allotment.moves:
+                    logger.info("pool %s, allotment %d: %s", name, step.allotment.number, line)
+            told += self._tell(name, step.moves, step.allotment)
             self._asked.settle(jobs, told)
-            begin |= {move.job for move in done if move.kind == "begin"}
-            waiting |= _waiting(pool, jobs, following, here, begin, decision.seen.slots)
+            begin |= {move.job for move in step.moves if move.kind == "begin"}
+            waiting |= why_waiting(pool, jobs, step, names)
             late |= {job.id: job.share.late for job in jobs if job.share is not None and job.share.late}
-            again_s = min(again_s, decision.allotment.again_s)
+            again_s = min(again_s, step.again_s)
         here_now = {one.id for one in _all(backlog)}
         self._ages.forget(here_now)
         self._sizes = {key: one for key, one in self._sizes.items() if key in here_now}
@@ -193,37 +187,6 @@ class Pools:
         self._seen, self._due_at = self._signature(backlog, able), self._clock() + max(0.5, again_s)
         self.waiting, self.late = waiting, late
         return PoolsDecided(frozenset(begin), waiting, tuple(told))
-
-    def _decided(
-        self,
-        pool: Pool,
-        jobs: Sequence[PoolJob],
-        last: PoolAllotment | None,
-        here: Sequence[Submission],
-        now: datetime,
-    ) -> tuple[PoolDecision, tuple[Move, ...], PoolAllotment]:
-        number = 1 if last is None else last.number + 1
-        decision = decided(pool, jobs, number - 1, means=self._means[pool.name].at(now))
-        cut = {job.id for job in decision.jobs if job.cut}
-        jobs = [replace(job, cut=True) if job.id in cut else job for job in jobs]
-        shares, done = moves(pool, jobs, _wanted(decision), number, now, slots=decision.seen.slots)
-        # who lacks more than slots, as between two runners, is not forgotten
-        shares |= {
-            one.id: replace(last.shares[one.id], slots=0, told=0, counts=0)
-            for one in here
-            if last is not None and one.id in last.shares and one.id not in shares
-        }
-        names = {one.id: one.job.name for one in here}
-        for move in done[:_EXPLAINED_MAX]:
-            shares[move.job] = replace(shares[move.job], reason=_reason(pool, decision, move.job, names))
-        following = next_allotment(last, pool, shares, done, names, now)
-        if following is None:
-            assert last is not None
-            return decision, done, last
-        self._store.put_allotment(following)
-        for line in following.moves:
-            logger.info("pool %s, allotment %d: %s", pool.name, number, line)
-        return decision, done, following
 
     def _tell(self, name: str, done: Sequence[Move], allotment: PoolAllotment) -> list[str]:
         told = []
@@ -307,85 +270,3 @@ def _pool(one: Submission) -> str:
 
 def _missing(name: str) -> str:
     return f"there is no pool {name}: [pool.{name}] in the settings file, or `scavenger serve --pool FILE`, makes it"
-
-
-def _wanted(decision: PoolDecision) -> dict[str, Wanted]:
-    """What each job shall have."""
-    allotment, slots = decision.allotment, decision.slots
-    wanted = {}
-    for row, job in enumerate(decision.jobs):
-        attained = 0.0 if job.standing is None else job.standing.attained_slot_s
-        before = 0.0 if job.share is None else job.share.promoted_slot_s
-        wanted[job.id] = Wanted(
-            slots[job.id],
-            int(allotment.level[row]),
-            attained if allotment.promoted[row] else before,
-            decision.promised(row),
-        )
-    return wanted
-
-
-def _reason(pool: Pool, decision: PoolDecision, job_id: str, names: Mapping[str, str]) -> str:
-    """Why a job has so many slots, for its user."""
-    row = next((row for row, job in enumerate(decision.jobs) if job.id == job_id), None)
-    if row is None or pool.whole:
-        return ""
-    user = decision.jobs[row].user
-    titles = [names[job.id] if job.user == user else ANOTHERS for job in decision.jobs]
-    found = explain(decision.seen, rules_of(pool, users_of(decision.jobs)), row)
-    return further(found, titles, known=decision.known(row))
-
-
-def _searches(job: PoolJob) -> bool:
-    return job.standing is not None and job.standing.state == "searching"
-
-
-def _waiting(
-    pool: Pool,
-    jobs: Sequence[PoolJob],
-    allotment: PoolAllotment,
-    here: Sequence[Submission],
-    begin: Collection[str],
-    slots: int,
-) -> dict[str, str]:
-    """Why jobs of a pool wait, by their ids.
-
-    Args:
-        slots: Of the pool; of VMs that are rented, as many as can be paid.
-    """
-    poor = (
-        ""
-        if slots == pool.slots
-        else f"; what is left of its budget of this month pays for {plural(slots, 'VM')}"
-    )
-    names, shares, limits = {one.id: one.job.name for one in here}, allotment.shares, limits_of(pool, jobs)
-    owners = [
-        f"{names.get(job.id, job.id[:8])} has {share.counts}{' (searching)' if _searches(job) else ''}"
-        for job in jobs
-        if (share := shares.get(job.id)) is not None and share.counts
-    ]
-    found = {}
-    for job in jobs:
-        if not job.queued or job.id in begin:
-            continue
-        least, share = sizes_in(pool, job.sizes).least, shares.get(job.id)
-        if not least:
-            found[job.id] = (
-                f"it needs {plural(job.sizes.least, 'slot')}, and pool {pool.name} has {pool.slots}"
-            )
-        elif pool.whole:
-            found[job.id] = "1 job at once may run on this machine itself"
-        elif limit := next(
-            (one for one in limits if job.id in one.ids and one.free(shares) < least + job.sizes.apart), None
-        ):
-            found[job.id] = (
-                f"{limit.whose} have at most {plural(limit.most, 'slot')} together, and others have them"
-            )
-        else:
-            need = share.slots if share is not None and share.slots else least
-            coming = ", which are coming" if share is not None and share.slots else ""
-            found[job.id] = (
-                f"it waits for {plural(need, 'slot')} of pool {pool.name}{coming}: of {pool.slots}, "
-                f"{', '.join(owners) or 'nobody has any'}{poor}"
-            )
-    return found
