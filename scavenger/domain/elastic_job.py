@@ -7,12 +7,14 @@ number of workers that others set, and whether the job is to wait.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from scavenger.domain.forms import FrozenModel, fault
 from scavenger.domain.job import JobSpec
+from scavenger.domain.pool_settings import PoolName
 from scavenger.domain.ranges import WORKERS_MAX
 
 GROUP, VERSION = "scavenger.dev", "v1alpha1"
@@ -24,6 +26,9 @@ ROLE_LABEL, LEADER, WORKER = "scavenger/role", "leader", "worker"
 """Label of each pod, whatever it belongs to, and two of its values."""
 REMOVE, REMOVED = f"{GROUP}/remove", f"{GROUP}/removed"
 """Annotation of a worker's pod that is to be the one that goes; and of its ElasticJob, the pods that were."""
+
+USER_LABEL = f"{GROUP}/user"
+"""Label of an ElasticJob in a pool: whose job it is; without it, its namespace counts as its user."""
 
 JOB_VARIABLE, DOCUMENT_VARIABLE, CODE_VARIABLE, STORE_VARIABLE = (
     f"SCAVENGER_ELASTIC_JOB{suffix}" for suffix in ("", "_FILE", "_CODE", "_STORE")
@@ -38,6 +43,7 @@ _CHECKPOINTS = "checkpoints"
 
 JobState = Literal[
     "Pending",
+    "Waiting",
     "Invalid",
     "Starting",
     "Profiling",
@@ -117,9 +123,25 @@ class ElasticJobSpec(_Part):
         le=WORKERS_MAX,
         description="Workers; without it, Scavenger chooses them and the batch size.",
     )
+    pool: PoolName | None = Field(
+        default=None, description="Pool of the operator's settings, which alone decides on the workers."
+    )
+    priority: int = Field(
+        default=0, ge=-1000, le=1000, description="In its pool, jobs of higher priority go first."
+    )
     suspend: bool = Field(
         default=False, description="Whether the job is to wait, without pods, from its last checkpoint on."
     )
+
+    @model_validator(mode="after")
+    def _check(self) -> ElasticJobSpec:
+        if self.pool is not None and self.replicas is not None:
+            raise fault(
+                f"must be left out: pool {self.pool} decides how many workers the job has", "replicas"
+            )
+        if self.pool is not None and not self.is_kept:
+            raise fault("must be given: a job of a pool may be paused, and goes on from it", "store", "claim")
+        return self
 
     @property
     def is_kept(self) -> bool:
@@ -146,7 +168,8 @@ def read_spec(spec: Mapping[str, Any]) -> ElasticJobSpec:
         return ElasticJobSpec.model_validate(_without_null(spec))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(str(one) for one in ("spec", *first["loc"]))
+        within = first.get("ctx", {}).get("at", ())
+        place = ".".join(str(one) for one in ("spec", *first["loc"], *within))
         raise ValueError(f"{place}: {first['msg']}") from error
 
 
@@ -196,6 +219,45 @@ def job_document(
 def leader_name(uid: str) -> str:
     """The name of the pod that leads an ElasticJob, and of its other objects: of its uid, so of no other one."""
     return f"scavenger-{uid}"
+
+
+@dataclass(frozen=True, slots=True)
+class GivenShare:
+    """`status.share`: what an ElasticJob may have of its pool, as the operator tells its leader.
+
+    Attributes:
+        allotment: Number of the allotment by which it was decided.
+        workers: 0: it saves, ends its pods and waits.
+        reason: Why so many.
+        waits: Why it waits; empty if it has workers.
+    """
+
+    pool: str
+    allotment: int
+    workers: int
+    reason: str = ""
+    waits: str = ""
+
+    @classmethod
+    def of(cls, job: Mapping[str, Any]) -> GivenShare | None:
+        """What an ElasticJob was given by the pool that it is in; None if it was given nothing yet."""
+        found = (job.get("status") or {}).get("share") or {}
+        pool = job["spec"].get("pool")
+        if not pool or found.get("pool") != pool:
+            return None
+        known = {one.name: found[one.name] for one in fields(cls) if found.get(one.name) is not None}
+        return cls(**known)
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """As the change of `status.share`: what is empty is taken away."""
+        return {key: None if value == "" else value for key, value in asdict(self).items()}
+
+
+def user_of(job: Mapping[str, Any]) -> str:
+    """The user for whom the slots of an ElasticJob count in its pool."""
+    meta = job["metadata"]
+    return str((meta.get("labels") or {}).get(USER_LABEL) or meta["namespace"])
 
 
 def owner_of(job: Mapping[str, Any]) -> dict[str, str]:

@@ -22,7 +22,7 @@ class UserPartSettings(FrozenModel):
 
 
 class PoolSettings(FrozenModel):
-    """A pool of slots on this machine, or of VMs that are rented for its jobs."""
+    """A pool of slots on this machine, of VMs that are rented for its jobs, or of pods for ElasticJobs."""
 
     slots: int | None = Field(
         default=None, ge=1, le=100_000, description="Workers at once; else one for each processor."
@@ -35,7 +35,13 @@ class PoolSettings(FrozenModel):
     infra: Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,40}/[a-z0-9-]{1,60}$")] | None = Field(
         default=None, description="Cloud and region whose VMs are rented for its jobs, each one slot."
     )
-    vm: VmName | None = Field(default=None, description="With infra: their type.")
+    nodes: dict[str, str] | None = Field(
+        default=None,
+        description="For ElasticJobs: labels of their cluster's nodes, with as many slots as pods of `vm` fit.",
+    )
+    vm: VmName | None = Field(
+        default=None, description="With infra: their type; with nodes: the size of pods."
+    )
     spot: bool = Field(default=False, description="With infra: whether workers have spot VMs.")
     max: int | None = Field(default=None, ge=1, le=100_000, description="With infra: VMs at most.")
     budget: Money | None = Field(
@@ -49,17 +55,30 @@ class PoolSettings(FrozenModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.infra is None:
-            given = [
-                name for name in ("vm", "spot", "max", "budget", "hour") if name in self.model_fields_set
-            ]
+            rented = (
+                ("spot", "max", "budget", "hour")
+                if self.nodes is not None
+                else ("vm", "spot", "max", "budget", "hour")
+            )
+            given = [name for name in rented if name in self.model_fields_set]
             if given:
                 raise fault("is for VMs that are rented, and needs infra, such as gcp/us-central1", given[0])
+            if self.nodes is not None and self.vm is None:
+                raise fault("must be given with nodes: the size of the pods, such as 4cpu-16gib", "vm")
             return self
+        if self.nodes is not None:
+            raise fault("is for nodes that a cluster has; VMs that are rented have infra alone", "nodes")
         if self.vm is None or self.max is None:
             raise fault(f"must be given, for VMs of {self.infra}", "max" if self.vm else "vm")
         if self.slots is not None:
             raise fault("is for this machine; of rented VMs, say max", "slots")
         return self
+
+
+def pool_named(name: str, settings: PoolSettings, slots: int, vms: PoolVms | None = None) -> Pool:
+    """A pool as its settings say, with so many slots."""
+    users = {user: UserPart(part.share, part.most) for user, part in settings.users.items()}
+    return Pool(name, slots, settings.policy, users, settings.starved, vms=vms)
 
 
 def pools_of(
@@ -78,9 +97,6 @@ def pools_of(
         ConfigurationError: Of VMs that are to be rented no price is known.
     """
 
-    def slots(one: PoolSettings) -> int:
-        return one.max or one.slots or processors
-
     def vms(name: str, one: PoolSettings) -> PoolVms | None:
         if one.infra is None or one.vm is None:
             return None
@@ -90,15 +106,11 @@ def pools_of(
             raise ConfigurationError(f"pool.{name}: {error}") from error
         return PoolVms(one.infra, one.vm, one.spot, usd_per_hour, one.budget, one.hour)
 
+    for name, one in settings.items():
+        if one.nodes is not None:
+            raise ConfigurationError(f"pool.{name}.nodes is for ElasticJobs, whose operator shares them out")
     named = {
-        name: Pool(
-            name,
-            slots(one),
-            one.policy,
-            {user: UserPart(part.share, part.most) for user, part in one.users.items()},
-            one.starved,
-            vms=vms(name, one),
-        )
+        name: pool_named(name, one, one.max or one.slots or processors, vms(name, one))
         for name, one in settings.items()
     }
     return {MACHINE: Pool(MACHINE, processors, "fifo", whole=True), **named}

@@ -7,7 +7,8 @@ The operator has one pod for each job, its leader, and reads in `status` what th
 
     job is there ──no pod──> StartLeader ──pod ended, job not──> RemoveLeader ──> StartLeader ...
       ├── spec cannot be read: nothing is started
-      ├── suspended, and the leader has stopped the job: RemoveLeader if the job can go on without its pod
+      ├── suspended, or without workers of its pool: nothing is started, and when the leader has stopped the job,
+      │   RemoveLeader if the job can go on without its pod
       └── the job has ended: nothing; the pod stays for its log, until the ElasticJob is deleted
 """
 
@@ -49,6 +50,7 @@ class JobSeen:
         generation: Of its `spec`.
         fault: Why its `spec` is no job; empty if it is one.
         suspend: As in `spec`.
+        pool: As in `spec`; empty for none.
         kept: Whether the job can go on when its leader's pod is another one.
         deleting: Whether it is being deleted.
         status: Its `status`, with what its leader has reported.
@@ -57,6 +59,7 @@ class JobSeen:
     generation: int
     fault: str = ""
     suspend: bool = False
+    pool: str = ""
     kept: bool = False
     deleting: bool = False
     status: Mapping[str, Any] = field(default_factory=dict)
@@ -65,6 +68,14 @@ class JobSeen:
     def state(self) -> str:
         """The state that the leader has reported; empty before its first report."""
         return str(self.status.get("state") or "")
+
+    @property
+    def waits(self) -> str:
+        """Why it waits for its pool; empty if it has workers of it, or is in none."""
+        share = self.status.get("share") or {}
+        if not self.pool or (share.get("pool") == self.pool and share.get("workers")):
+            return ""
+        return str(share.get("waits") or f"it waits for pool {self.pool}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,17 +164,23 @@ def decide(job: JobSeen, leader: LeaderSeen | None, available: int | None, *, no
 
 
 def _leader_action(job: JobSeen, leader: LeaderSeen | None) -> tuple[Action, ...]:
+    rests = job.suspend or bool(job.waits)
     if job.state in ENDED:
         return ()
     if leader is None:
-        return () if job.fault or job.suspend else (StartLeader(),)
+        return () if job.fault or (rests and not _unstopped(job)) else (StartLeader(),)
     if leader.deleting:
         return ()
     if leader.phase in ("Succeeded", "Failed"):
         return (RemoveLeader(leader.uid),)
-    if job.suspend and job.kept and job.state == SUSPENDED:
+    if rests and job.kept and job.state == SUSPENDED:
         return (RemoveLeader(leader.uid),)
     return ()
+
+
+def _unstopped(job: JobSeen) -> bool:
+    """Whether its leader was lost before it has stopped the job: another one ends the pods that are left."""
+    return job.kept and job.state not in ("", SUSPENDED)
 
 
 def _availability(job: JobSeen, available: int | None) -> tuple[Action, ...]:
@@ -180,9 +197,13 @@ def _phase(job: JobSeen, leader: LeaderSeen | None) -> tuple[JobState, str]:
     if job.fault and leader is None:
         return "Invalid", job.fault
     runs = leader is not None and leader.phase == "Running" and not leader.deleting
+    stopped = leader is None or job.state == SUSPENDED
     if job.suspend:
-        stopped = leader is None or job.state == SUSPENDED
         return ("Suspended", "spec.suspend is true") if stopped else ("Paused", "it is being suspended")
+    if job.waits:
+        return (
+            ("Waiting", job.waits) if stopped else ("Paused", f"it gives its workers back to pool {job.pool}")
+        )
     if not runs:
         return ("Starting" if job.state else "Pending"), (leader.why if leader else "its leader is started")
     return _LIVE.get(job.state, "Starting"), detail
@@ -248,7 +269,7 @@ def _leads(job: JobSeen, leader: LeaderSeen | None) -> tuple[str, bool, str, str
         return kind, False, "Ended", ""
     if leader is not None and leader.phase == "Running" and not leader.deleting:
         return kind, True, "LeaderRunning", ""
-    if leader is None and job.suspend:
+    if leader is None and (job.suspend or job.waits):
         return kind, False, "Suspended", ""
     if leader is None and job.fault:
         return kind, False, "Invalid", ""
@@ -260,6 +281,8 @@ def _leads(job: JobSeen, leader: LeaderSeen | None) -> tuple[str, bool, str, str
 def _scaled(job: JobSeen) -> tuple[str, bool | None, str, str]:
     status, kind = job.status, "Scaled"
     wanted, refused = status.get("wanted"), str(status.get("refused") or "")
+    if job.waits and job.state not in ENDED:
+        return kind, False, "Waiting", job.waits
     if wanted is None:
         return kind, None, "Chosen", ""
     if refused:

@@ -98,13 +98,13 @@ class PoolsPart(Part):
         """Record an allotment; those before the newest `ALLOTMENTS_MAX` are deleted.
 
         Raises:
-            TransientError: Its number is not the next, as another server has decided meanwhile.
+            TransientError: Its number is not above the last, as another server has decided meanwhile.
         """
         name, number = allotment.pool.name, allotment.number
         with self._database.writing() as session:
             here = (*self._here(), AllotmentRow.pool == name)
             last = session.scalar(select(func.max(AllotmentRow.number)).where(*here)) or 0
-            if number != last + 1:
+            if number <= last:
                 raise TransientError(f"allotment {number} of pool {name} comes after {last}")
             session.add(
                 AllotmentRow(

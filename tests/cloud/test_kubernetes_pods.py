@@ -18,7 +18,7 @@ from waiting import wait_for
 
 from scavenger.cloud.boot.boot import Join
 from scavenger.cloud.boot.pod import pod_script
-from scavenger.cloud.kubernetes.nodes import KubernetesNode, nodes_open
+from scavenger.cloud.kubernetes.nodes import KubernetesNode, node_from, nodes_open, slots_of
 from scavenger.cloud.kubernetes.pods import PodSettings
 from scavenger.cloud.kubernetes.prices import PodCatalog
 from scavenger.cloud.kubernetes.shapes import PodShape, cpus_of, gib_of
@@ -260,3 +260,29 @@ def test_the_script_is_the_same_for_equal_values_and_installs_the_leaders_wheel(
     assert f"--has {'ab' * 32}" in script
     assert ":-901}" in script
     assert subprocess.run(["sh", "-n"], input=script, text=True, check=True, stderr=sys.stderr)
+
+
+def test_slots_are_the_pods_that_fit_beside_others_on_nodes_that_stay() -> None:
+    amounts = {"allocatable": {"cpu": "7900m", "memory": "31Gi", "nvidia.com/gpu": "2"}}
+    lost = {"taints": [{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]}
+    documents = [
+        {"metadata": {"name": name, "labels": labels}, "spec": spec, "status": amounts}
+        for name, labels, spec in (
+            ("a", {"pool": "x"}, {}),
+            ("other", {}, {}),
+            ("drained", {"pool": "x"}, {"unschedulable": True}),
+            ("lost", {"pool": "x"}, lost),
+        )
+    ]
+    nodes, pods = [node_from(one) for one in documents], PodSettings(node_labels=(("pool", "x"),))
+
+    def slots(shape: str, *requests: dict[str, str]) -> int:
+        return slots_of(nodes, pods, PodShape.parse(shape), {"a": requests, "other": [{"cpu": "7"}]})
+
+    assert slots("2cpu-4gib") == 3
+    assert slots("2cpu-4gib", {"cpu": "1900m"}) == 3
+    assert slots("2cpu-4gib", {"cpu": "1"}, {"cpu": "1", "memory": "1Gi"}) == 2
+    assert slots("1cpu-16gib") == 1
+    assert slots("1cpu-1gib-1gpu") == 2
+    assert slots("1cpu-1gib-1gpu", {"nvidia.com/gpu": "2"}) == 0
+    assert slots("8cpu-1gib", {"cpu": "9"}) == 0

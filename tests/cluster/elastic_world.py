@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -182,10 +183,11 @@ class ElasticWorld:
         plane: The control plane.
         folder: For files of the operator.
         namespace: Begin of the namespace's name.
+        settings: Further ones of the operator.
     """
 
-    def __init__(self, plane: ControlPlane, folder: Path, namespace: str) -> None:
-        self.plane, self.folder = plane, folder
+    def __init__(self, plane: ControlPlane, folder: Path, namespace: str, *, settings: str = "") -> None:
+        self.plane, self.folder, self._settings = plane, folder, settings
         self.namespace = f"{namespace}-{uuid.uuid4().hex[:8]}"  # of this try of the test
         self.core: client.CoreV1Api = plane.core()
         self.objects = client.CustomObjectsApi(self.core.api_client)
@@ -216,11 +218,15 @@ class ElasticWorld:
         subject = {"kind": "ServiceAccount", "name": "scavenger-leader", "namespace": self.namespace}
         self._bind(rights, "scavenger-nodes", subject, everywhere=True)
         self._bind(rights, "scavenger-leader", subject, everywhere=False)
-        self._bind(rights, "scavenger-operator", {**subject, "name": "scavenger-operator"}, everywhere=True)
+        operator = {**subject, "name": "scavenger-operator"}
+        self._bind(rights, "scavenger-operator", operator, everywhere=True)
+        self._bind(rights, "scavenger-nodes", operator, everywhere=True, name="scavenger-operators-nodes")
 
-    def _bind(self, rights: Any, role: str, subject: dict[str, str], *, everywhere: bool) -> None:
+    def _bind(
+        self, rights: Any, role: str, subject: dict[str, str], *, everywhere: bool, name: str = ""
+    ) -> None:
         body = {
-            "metadata": {"name": f"{role}-{self.namespace}"},
+            "metadata": {"name": f"{name or role}-{self.namespace}"},
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
             "subjects": [subject],
         }
@@ -236,6 +242,7 @@ class ElasticWorld:
         settings = self.folder / "config.toml"
         settings.write_text(
             '[kubernetes]\nimage = "scavenger:tests"\nusd_per_cpu_hour = 0.03\nusd_per_gib_hour = 0.004\n'
+            + self._settings
         )
         file = self.plane.kubeconfig(*account(self.namespace, "scavenger-operator"))
         with (self.folder / f"operator-{len(self._operators)}.log").open("wb") as log:
@@ -314,6 +321,19 @@ class ElasticWorld:
     def status(self, name: str) -> dict[str, Any]:
         """Its status."""
         return dict(self.job(name).get("status") or {})
+
+    def shown(self) -> dict[str, dict[str, Any]]:
+        """What `kubectl get ejob` shows of each, by the API server's own table."""
+        api = self.objects.api_client
+        answer: Any = api.call_api(
+            "GET",
+            f"{api.configuration.host}/apis/{GROUP}/{VERSION}/namespaces/{self.namespace}/{PLURAL}",
+            header_params={"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"},
+        )
+        found = json.loads(answer.read())
+        titles = [one["name"] for one in found["columnDefinitions"] if not one["priority"]]
+        rows = [dict(zip(titles, row["cells"], strict=False)) for row in found["rows"]]
+        return {row["Name"]: row for row in rows}
 
     def change(self, name: str, **spec: Any) -> None:
         """Change keys of `spec`."""

@@ -312,7 +312,8 @@ class Kubelet:
             if not node or node not in self._nodes or node in self._lost:
                 return
             if uid not in self._pods:
-                if pod.status.phase in ("Succeeded", "Failed"):
+                # what it would mount may be gone, of one that is to end before it has begun
+                if pod.status.phase in ("Succeeded", "Failed") or pod.metadata.deletion_timestamp:
                     if pod.metadata.deletion_timestamp:
                         self._remove(pod.metadata.namespace, pod.metadata.name)
                     return

@@ -71,8 +71,10 @@ OPERATOR = {
     *rights("poddisruptionbudgets: create patch", group="policy"),
     *rights("leases: get create update", group="coordination.k8s.io"),
     *rights("customresourcedefinitions: list watch", group="apiextensions.k8s.io", whole_cluster=True),
+    *rights("nodes: list", whole_cluster=True),
 }
 OPERATORS_OWN = {
+    *rights("nodes: list", whole_cluster=True),
     *rights("leases: get create update", group="coordination.k8s.io"),
     *rights("customresourcedefinitions: list watch", group="apiextensions.k8s.io", whole_cluster=True),
 }

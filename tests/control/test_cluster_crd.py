@@ -10,14 +10,18 @@ from ruamel.yaml import YAML
 
 from scavenger.control.cluster.crd import crd, crd_yaml
 from scavenger.control.cluster.operating import Installation, leader_of, read_job
+from scavenger.control.settings import parse_settings
 from scavenger.domain.job import JobSpec
+from scavenger.domain.pool_settings import PoolSettings, pools_of
 from scavenger.domain.vm_settings import KubernetesSettings
-from scavenger.errors import ConfigurationError
+from scavenger.errors import ConfigurationError, JobFileError
 
 FILE = Path(__file__).parents[2] / "deploy" / "kubernetes" / "crd.yaml"
 SETTINGS = KubernetesSettings(image="image", usd_per_cpu_hour=0.03, usd_per_gib_hour=0.004, labels={"a": "b"})
 INSTALLATION = Installation(SETTINGS)
 JOB: dict[str, Any] = {"train": "train:job", "goal": {"max_epochs": 3}, "resources": {"cpus": 2, "memory": 4}}
+
+POOLED: dict[str, Any] = {"pool": "gpu", "store": {"claim": "c"}}
 
 
 def elastic_job(**spec: Any) -> dict[str, Any]:
@@ -100,12 +104,56 @@ def test_the_jobs_own_settings_of_pods_stand_before_those_of_the_operator() -> N
         ({"code": {"path": "/a", "claim": "b"}}, "exactly one of: path, configMap, claim"),
         ({"replicas": 0}, "spec.replicas: "),
         ({"replicas": 6, "job": {**JOB, "elastic": {"max": 4}}}, "elastic"),
+        (POOLED | {"replicas": 2}, "spec.replicas: must be left out: pool gpu decides"),
+        (POOLED | {"store": {}}, "spec.store.claim: must be given: a job of a pool may be paused"),
+        (POOLED, "spec.pool: there is no pool gpu"),
     ],
 )
 def test_what_is_no_job_is_one_line_with_its_place(spec: dict[str, Any], words: str) -> None:
     with pytest.raises((ValueError, ConfigurationError), match=words) as raised:
         read_job(elastic_job(**spec), INSTALLATION)
     assert "\n" not in str(raised.value)
+
+
+def test_the_pods_of_a_pool_are_its_slots() -> None:
+    pools = {"gpu": PoolSettings(nodes={"pool": "x"}, vm="4cpu-16gib"), "any": PoolSettings(slots=3)}
+    job = {
+        **JOB,
+        "infra": {"node_labels": {"zone": "a"}},
+        "resources": {"cpus": 2, "disk": 50},
+        "spot": "always",
+    }
+    _, document = read_job(elastic_job(**POOLED, job=job), Installation(SETTINGS, pools=pools))
+
+    assert document["infra"]["node_labels"] == {"zone": "a", "pool": "x"}
+    assert (document["resources"], document["spot"]) == ({"vm": "4cpu-16gib", "disk": 50}, "never")
+    _, other = read_job(
+        elastic_job(**{**POOLED, "pool": "any"}, job=job), Installation(SETTINGS, pools=pools)
+    )
+    assert (other["resources"], other["spot"]) == (job["resources"], "always")
+
+
+@pytest.mark.parametrize(
+    ("pool", "words"),
+    [
+        (
+            PoolSettings(infra="gcp/us-central1", vm="n1-standard-8", max=2),
+            "pool.gpu.infra: ElasticJobs have pods",
+        ),
+        (PoolSettings(), "pool.gpu: one of slots and nodes must be given"),
+        (PoolSettings(nodes={}, vm="huge"), "'huge' is no size of a pod"),
+    ],
+)
+def test_pools_that_no_elastic_job_could_be_in_are_refused(pool: PoolSettings, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        Installation(SETTINGS, pools={"gpu": pool})
+
+
+def test_nodes_are_for_elastic_jobs_and_need_a_size() -> None:
+    with pytest.raises(ConfigurationError, match=r"pool\.gpu\.nodes is for ElasticJobs"):
+        pools_of({"gpu": PoolSettings(nodes={}, vm="4cpu-16gib")}, 2, lambda *_: 0.0)
+    with pytest.raises(JobFileError, match=r"pool\.gpu\.vm must be given with nodes"):
+        parse_settings('[pool.gpu]\nnodes = {a = "b"}\n', path="config.toml")
 
 
 def test_a_leaders_pod_is_of_its_elastic_job_and_ends_with_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 
 from scavenger.control.cluster.leading import Key, Leader, job_of
 from scavenger.domain.configuration import Configuration
-from scavenger.domain.operation import ScaleIn, ScaleTo
+from scavenger.domain.operation import ScaleIn, ScaleTo, TakeShare
+from scavenger.domain.pool import JobStanding, Pool, PoolAllotment, PoolShare
 from scavenger.domain.progress import PROGRESS, Progress
-from scavenger.domain.submission import NewSubmission
+from scavenger.domain.submission import NewSubmission, runner_lease
 from scavenger.errors import CloudUnavailableError
 from scavenger.store import Store
 from scavenger.store.owner import this_process
@@ -57,7 +59,7 @@ class Server:
 class Led:
     """A leader whose job runs with two workers, in pods `a` and `b`."""
 
-    def __init__(self, store: Store, folder: Path, **spec: Any) -> None:
+    def __init__(self, store: Store, folder: Path, /, **spec: Any) -> None:
         self.store, self.server, self.now = store, Server(**spec), 1000.0
         job, me = {"version": 1, "name": "digits"}, this_process()
         new = NewSubmission("digits", job, str(folder / "job.yaml"), me.user, me.host, os.getuid())
@@ -208,3 +210,87 @@ def test_a_folder_is_laid_out_once(tmp_path: Path) -> None:
 
     assert again == job
     assert ((job / "train.py").read_text(), (job / "job.yaml").read_text()) == ("first", "{}")
+
+
+def share(allotment: int, workers: int) -> dict[str, Any]:
+    return {"pool": "gpu", "allotment": allotment, "workers": workers}
+
+
+def stand(led: Led, state: Any, *, held: int, obeyed: int) -> None:
+    lease = led.store.lease(runner_lease(led.id))
+    assert lease is not None
+    led.store.stand(lease.fence, led.id, JobStanding(lease.token, state, held, obeyed, size=held))
+
+
+@pytest.fixture
+def pooled(store: Store, tmp_path: Path) -> Led:
+    """It was begun with two workers by allotment 3, as a leader before has noted."""
+    (tmp_path / "job.yaml").write_text(
+        '{version: 1, name: digits, train: "train:job", goal: {max_epochs: 1}}'
+    )
+    led = Led(store, tmp_path, pool="gpu", store={"claim": "c"})
+    mine = PoolShare(2, 2, 2, 3)
+    store.put_allotment(PoolAllotment(Pool("gpu", 2), 3, {led.id: mine}, (), datetime.now(UTC)))
+    led.server.job["status"]["share"] = share(3, 2)
+    stand(led, "training", held=2, obeyed=3)
+    return led
+
+
+def test_a_share_is_asked_for_once_and_an_older_one_never(pooled: Led, tmp_path: Path) -> None:
+    pooled.round()
+    assert pooled.asked() == []
+    status = pooled.server.job["status"]
+    assert (status["apart"], status["wanted"], status["standing"]["obeyed"]) == (1, 2, 3)
+
+    pooled.server.job["status"]["share"] = share(7, 1)
+    for _ in range(3):
+        pooled.round()
+    assert pooled.asked() == [TakeShare(1, 7)]
+    pooled.answer()
+    stand(pooled, "training", held=1, obeyed=7)
+    pooled.server.job["status"]["share"] = share(6, 2)
+    for _ in range(3):
+        pooled.round()
+    assert pooled.asked() == [TakeShare(1, 7)]
+    allotment = pooled.store.allotment("gpu")
+    assert allotment is not None
+    assert (allotment.number, allotment.shares[pooled.id].told) == (7, 1), (
+        "a runner that begins has the newest"
+    )
+
+
+def test_without_a_share_the_job_is_stopped_and_that_is_answered_by_its_number(pooled: Led) -> None:
+    pooled.server.job["status"]["share"] = share(8, 0)
+    pooled.round()
+    assert pooled.store.submissions(1)[0].cancelling
+    assert pooled.asked() == []
+    assert pooled.server.job["status"]["standing"]["state"] == "training"
+
+    pooled.store.finish_job(pooled.id, state="interrupted", report=None, error="paused", exit_code=None)
+    pooled.store.end_submission(pooled.fence, pooled.id, "paused")
+    pooled.round()
+    status = pooled.server.job["status"]
+    assert (status["state"], status["standing"]["state"], status["standing"]["obeyed"]) == (
+        "suspended",
+        "waiting",
+        8,
+    )
+
+    pooled.server.job["status"]["share"] = share(9, 3)
+    pooled.round()
+    assert pooled.store.submissions(1)[0].state == "queued"
+    allotment = pooled.store.allotment("gpu")
+    assert allotment is not None
+    assert (allotment.number, allotment.shares[pooled.id].told) == (9, 3)
+
+
+def test_a_job_that_began_without_its_pool_stops_and_begins_with_it(store: Store, tmp_path: Path) -> None:
+    led = Led(store, tmp_path, pool="gpu", store={"claim": "c"})
+    (tmp_path / "job.yaml").write_text(
+        '{version: 1, name: digits, train: "train:job", goal: {max_epochs: 1}}'
+    )
+    led.server.job["status"]["share"] = share(2, 2)
+    led.round()
+
+    assert store.submissions(1)[0].cancelling
+    assert led.asked() == []

@@ -31,10 +31,11 @@ def run(
 ) -> int:
     """Look after the cluster's ElasticJobs until SIGTERM.
 
-    Several may run: one of them acts. Prices and images of pods are those of `[kubernetes]` in the settings file.
+    Several may run: one of them acts. Prices and images of pods are those of `[kubernetes]` in the settings file, and
+    `[pool.NAME]` there are pools of ElasticJobs.
     """
     from scavenger import logs
-    from scavenger.control.settings import cloud_settings
+    from scavenger.control.settings import cloud_settings, load_settings
     from scavenger.domain.vm_settings import KubernetesSettings
 
     try:
@@ -47,7 +48,7 @@ def run(
     logs.set_up("operator", logs.read_settings())
     settings = cloud_settings("kubernetes")
     assert isinstance(settings, KubernetesSettings)
-    installation = Installation(settings, leader_account)
+    installation = Installation(settings, leader_account, load_settings().pool)
     run_operator(
         OperatorOptions(namespace=namespace, lease_namespace=lease_namespace, liveness=liveness), installation
     )

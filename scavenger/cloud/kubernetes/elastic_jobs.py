@@ -139,7 +139,11 @@ class Cluster:
         """The leaders' pods, and the version from which a watch goes on."""
         return self._listed(self._pods_path(), labelSelector=LEADERS)
 
-    def pods(self, selector: str) -> list[Json]:
+    def nodes(self) -> list[Json]:
+        """The nodes of the cluster."""
+        return self._listed("/api/v1/nodes")[0]
+
+    def pods(self, selector: str = "") -> list[Json]:
         """Pods by their labels."""
         return self._listed(self._pods_path(), labelSelector=selector)[0]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,9 @@ from scavenger.cloud.kubernetes.shapes import GPU_RESOURCE, PodShape, cpus_of, g
 _CONDITIONS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 """Begins of taints that the cluster itself sets while something is the matter with a node."""
 _KEEPING_OUT = ("NoSchedule", "NoExecute")
+_CORDONED = "node.kubernetes.io/unschedulable"
+_LEAVING = (_CORDONED, "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+"""Taints of nodes that are drained or silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,21 @@ def node_of(node: Any) -> KubernetesNode:
     taints = tuple((one.key, one.value or "", one.effect) for one in node.spec.taints or ())
     return KubernetesNode(
         meta.name, meta.labels or {}, meta.annotations or {}, taints, dict(node.status.allocatable or {})
+    )
+
+
+def node_from(document: Mapping[str, Any]) -> KubernetesNode:
+    """A node as JSON has it; one that is cordoned has the taint of it."""
+    meta, spec = document["metadata"], document.get("spec") or {}
+    taints = [(one["key"], one.get("value") or "", one["effect"]) for one in spec.get("taints") or ()]
+    if spec.get("unschedulable"):
+        taints.append((_CORDONED, "", "NoSchedule"))
+    return KubernetesNode(
+        meta["name"],
+        meta.get("labels") or {},
+        meta.get("annotations") or {},
+        tuple(taints),
+        dict((document.get("status") or {}).get("allocatable") or {}),
     )
 
 
@@ -67,6 +86,44 @@ def nodes_open(
 ) -> tuple[KubernetesNode, ...]:
     """The nodes on which pods with these settings may be."""
     return tuple(node for node in nodes if is_open(node, settings, spot=spot))
+
+
+def slots_of(
+    nodes: Iterable[KubernetesNode],
+    settings: PodSettings,
+    shape: PodShape,
+    others: Mapping[str, Sequence[Mapping[str, str]]],
+) -> int:
+    """How many pods of a shape the open nodes have room for; those that are drained or silent have none.
+
+    Args:
+        others: What other pods on each node request, by its name.
+    """
+    return sum(
+        _room(node, shape, others.get(node.name, ()))
+        for node in nodes_open(nodes, settings, spot=False)
+        if not any(key in _LEAVING for key, _, _ in node.taints)
+    )
+
+
+def _room(node: KubernetesNode, shape: PodShape, others: Sequence[Mapping[str, str]]) -> int:
+    each = (
+        (shape.cpus, "cpu", cpus_of),
+        (shape.memory_gib, "memory", gib_of),
+        (shape.gpus, GPU_RESOURCE, cpus_of),
+    )
+    free = [
+        (amount_of(node.allocatable.get(name, "0")) - sum(amount_of(one.get(name, "0")) for one in others))
+        / amount
+        for amount, name, amount_of in each
+        if amount
+    ]
+    return max(0, math.floor(min(free) + 1e-9))
+
+
+def requests_of(pod: Mapping[str, Any]) -> tuple[Mapping[str, str], ...]:
+    """What the containers of a pod, as JSON has it, request."""
+    return tuple((one.get("resources") or {}).get("requests") or {} for one in pod["spec"]["containers"])
 
 
 def share_of(shape: PodShape, allocatable: Mapping[str, str]) -> float:

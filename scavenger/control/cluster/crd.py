@@ -222,10 +222,12 @@ _NAME = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}
 _COLUMNS: tuple[tuple[str, str, str, Schema], ...] = (
     ("Phase", "string", ".status.phase", {}),
     ("Workers", "integer", ".status.replicas", {}),
+    ("Share", "integer", ".status.share.workers", {}),
     ("Step", "integer", ".status.step", {}),
     ("Batch", "integer", ".status.chosen.batchSize", {}),
     ("Dollars", "number", ".status.actual.dollars", {}),
     ("Age", "date", ".metadata.creationTimestamp", {}),
+    ("Waits", "string", ".status.share.waits", {}),
     ("Why", "string", ".status.message", {"priority": 1}),
 )
 
@@ -233,6 +235,7 @@ _COLUMNS: tuple[tuple[str, str, str, Schema], ...] = (
 def _whole() -> Schema:
     spec = structural(ElasticJobSpec.model_json_schema(by_alias=True))
     spec["properties"]["job"] = _job()
+    spec["not"] = {"required": ["pool", "replicas"]}
     spec["properties"]["code"]["oneOf"] = [
         {"required": [name]} for name in spec["properties"]["code"]["properties"]
     ]
@@ -295,6 +298,16 @@ def _status() -> Schema:
             "wanted": {**whole, "description": "Workers that the leader was last asked for."},
             "refused": {**text, "description": "Why it has not so many."},
             "selector": {**text, "description": "Selects the workers' pods."},
+            "share": {
+                "type": "object",
+                "description": "What the job may have of its pool, by the operator.",
+                "properties": {
+                    **dict.fromkeys(("allotment", "workers"), whole),
+                    **dict.fromkeys(("pool", "reason", "waits"), text),
+                },
+            },
+            "standing": {**_ANYTHING, "description": "How the job stands, for its pool."},
+            "apart": {**whole, "description": "Pods that the job has besides those of its workers."},
             "step": {**whole, "description": "Last applied step."},
             "chosen": {
                 "type": "object",

@@ -14,7 +14,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from scavenger.cloud.kubernetes.elastic_jobs import Cluster, Json, api_client
@@ -22,6 +23,7 @@ from scavenger.control.cluster.reporting import report_of_job
 from scavenger.control.job_file.load import load_job
 from scavenger.control.jobs.prepared import prepare_job
 from scavenger.control.leading.configuration import DOCUMENT
+from scavenger.control.places.kinds import kind_of
 from scavenger.control.service.place import job_folder, led_store
 from scavenger.control.service.server import Server, run
 from scavenger.control.service.submitting import new_submission, resubmission
@@ -34,14 +36,17 @@ from scavenger.domain.elastic_job import (
     REMOVED,
     STORE_VARIABLE,
     ElasticJobSpec,
+    GivenShare,
     read_spec,
     worker_selector,
 )
-from scavenger.domain.operation import ScaleIn, ScaleTo
+from scavenger.domain.operation import PAUSED_BY, REASON_MAX, ScaleIn, ScaleTo, TakeShare
+from scavenger.domain.pool import JobStanding, Pool, PoolAllotment, PoolShare, document_of
 from scavenger.domain.progress import Progress
-from scavenger.domain.submission import Submission
+from scavenger.domain.submission import Submission, runner_lease
 from scavenger.errors import CloudError, ConfigurationError, ScavengerError, TransientError
 from scavenger.policy.elastic_jobs import ENDED, SUSPENDED, Training, next_operation
+from scavenger.presentation.formatting import clean
 from scavenger.private_files import private_opener
 from scavenger.store import Store
 from scavenger.store.records import JobRecord, OperationRecord
@@ -130,6 +135,8 @@ class Leader:
         self._told: Json = {}
         self._told_at = self._pods_at = -REPORT_S
         self._asked = _Asked()
+        self._took = (0, 0)
+        self._apart: int | None = None
         self._pods: list[Json] = []
 
     def see(self, job: Json | None) -> None:
@@ -146,14 +153,17 @@ class Leader:
         job = self._seen
         if job is None:
             return
-        spec = read_spec(job["spec"])
-        one = self._submission(spec)
+        spec, share = read_spec(job["spec"]), GivenShare.of(job)
+        one = self._submission(spec, share)
         record = self._store.job(one.id) if one is not None and self._store.has_job(one.id) else None
         if one is not None:
-            one = self._held(one, record, spec)
+            one = self._held(one, record, spec, share)
         if one is not None and record is not None and one.state == "running" and record.state == "running":
-            self._ask(job, spec, record)
-        self._report(one, record, spec)
+            if spec.pool is None:
+                self._ask(job, spec, record)
+            elif share is not None and share.workers:
+                self._take(share, record)
+        self._report(one, record, spec, share)
         self.stopped = self.leaving and (one is None or not one.is_open)
 
     def fail(self, error: ScavengerError) -> None:
@@ -163,28 +173,100 @@ class Leader:
 
     # ---- whether it runs ------------------------------------------------------------------------------------
 
-    def _submission(self, spec: ElasticJobSpec) -> Submission | None:
+    def _submission(self, spec: ElasticJobSpec, share: GivenShare | None) -> Submission | None:
         """The job's submission; None as long as it is not to begin."""
         found = self._store.submissions(1)
-        if found or spec.suspend or self.leaving:
+        if found or self._why_not(spec, share):
             return found[0] if found else None
         path = self._folder / DOCUMENT
         prepared = prepare_job(load_job(path), path)
-        return self._store.submit(new_submission(prepared, idempotency_key=self._key.uid))
+        with self._store.together():  # a runner that begins has its share
+            one = self._store.submit(new_submission(prepared, idempotency_key=self._key.uid))
+            self._note(one.id, share)
+        return one
 
-    def _held(self, one: Submission, record: JobRecord | None, spec: ElasticJobSpec) -> Submission:
+    def _why_not(self, spec: ElasticJobSpec, share: GivenShare | None, one: Submission | None = None) -> str:
+        """Why the job is not to run now; empty if it is.
+
+        Args:
+            one: Its submission, if it runs: one that began without its pool stops, and begins with it.
+        """
+        if spec.suspend:
+            return "suspended"
+        if self.leaving:
+            return "its leader's pod is ended"
+        if spec.pool is None:
+            return ""
+        if share is None or not share.workers:
+            return f"{PAUSED_BY} pool {spec.pool}"
+        began_without = one is not None and one.is_open and self._allotment(one.id, spec.pool) is None
+        return f"{PAUSED_BY} pool {spec.pool}" if began_without else ""
+
+    def _held(
+        self, one: Submission, record: JobRecord | None, spec: ElasticJobSpec, share: GivenShare | None
+    ) -> Submission:
         """Stop the job, or let it go on."""
-        wait = spec.suspend or self.leaving
+        wait = self._why_not(spec, share, one)
         if wait and one.is_open and not one.cancelling:
-            reason = "suspended" if spec.suspend else "its leader's pod is ended"
-            return self._store.cancel(one.id, reason) or one
+            return self._store.cancel(one.id, wait) or one
         ended = record is not None and record.state in ENDED
         if wait or one.is_open or ended:
             return one
         if record is None:  # it was withdrawn before it began
             again = new_submission(prepare_job(load_job(self._folder / DOCUMENT), self._folder / DOCUMENT))
+        else:
+            # what it was begun with as a share says nothing of what it may have
+            before = record if spec.pool is None else replace(record, spec=dict(one.job.spec))
+            again = resubmission(before, one, rents=True, audit=one.job.audit)
+        with self._store.together():
+            self._note(one.id, share)
             return self._store.submit_again(one.id, again)
-        return self._store.submit_again(one.id, resubmission(record, one, rents=True, audit=one.job.audit))
+
+    # ---- its share of a pool --------------------------------------------------------------------------------
+
+    def _allotment(self, job_id: str, pool: str) -> PoolAllotment | None:
+        """What its runner begins with; None if nothing of this pool is on record for it."""
+        found = self._store.allotment(pool)
+        return found if found is not None and job_id in found.shares else None
+
+    def _note(self, job_id: str, share: GivenShare | None) -> None:
+        """Put on record what the job may have, for its runner; only what is newer than what is there."""
+        store = self._store
+        for other in store.pools():
+            if job_id in other.shares and (share is None or share.pool != other.pool.name):
+                store.put_allotment(replace(other, number=other.number + 1, shares={}))
+        if share is None:
+            return
+        last = store.allotment(share.pool)
+        if last is None or last.number < share.allotment:
+            workers, number = share.workers, share.allotment
+            mine = PoolShare(workers, workers, workers, number, share.reason)
+            now = datetime.now(UTC)
+            store.put_allotment(PoolAllotment(Pool(share.pool, workers), number, {job_id: mine}, (), now))
+
+    def _standing(self, job_id: str) -> JobStanding | None:
+        """How the job stands, by its present runner."""
+        found, lease = self._store.standings([job_id]).get(job_id), self._store.lease(runner_lease(job_id))
+        return None if found is None else found.under(None if lease is None else lease.token)
+
+    def _take(self, share: GivenShare, record: JobRecord) -> None:
+        """Ask the job to take its share, unless it has had this one or a newer one."""
+        asked = (record.attempts, share.allotment)
+        standing = self._standing(record.id)
+        if standing is None or standing.obeyed >= share.allotment or self._took == asked:
+            return
+        if self._store.open_operation(record.id) is not None:
+            return
+        self._note(record.id, share)
+        reason = clean(share.reason)[:REASON_MAX]
+        operation = TakeShare(share.workers, share.allotment, reason)
+        try:
+            self._store.submit_operation(record.id, operation, f"pool {share.pool}")
+        except (TransientError, ConfigurationError) as error:  # it has just ended
+            log.info("%s", error)
+            return
+        self._took = asked
+        self._knock(record)
 
     # ---- workers --------------------------------------------------------------------------------------------
 
@@ -217,6 +299,9 @@ class Leader:
             log.info("%s", error)
             return
         self._asked.at_s = now
+        self._knock(record)
+
+    def _knock(self, record: JobRecord) -> None:
         knock(Path(record.job_file).parent / str(record.spec.get("output") or ".scavenger") / record.id)
 
     def _follow_operation(self, now: float) -> bool:
@@ -279,22 +364,52 @@ class Leader:
 
     # ---- what it tells --------------------------------------------------------------------------------------
 
-    def _report(self, one: Submission | None, record: JobRecord | None, spec: ElasticJobSpec) -> None:
+    def _of_pool(
+        self, one: Submission | None, spec: ElasticJobSpec, share: GivenShare | None, *, stopped: bool
+    ) -> Json:
+        """What the pool has to know of the job.
+
+        Args:
+            stopped: Whether it has no runner, and gets none before the pool gives it workers.
+        """
+        if spec.pool is None:
+            return {}
+        if self._apart is None:
+            file = self._folder / DOCUMENT
+            self._apart = int(kind_of(load_job(file), file.parent).has_aggregators)
+        standing = None if one is None else self._standing(one.id)
+        if stopped:
+            obeyed = 0 if share is None or share.workers else share.allotment
+            before = standing or JobStanding(0, "waiting")
+            standing = replace(before.under(None), state="waiting", obeyed=obeyed)
+        return {
+            "apart": self._apart,
+            "standing": None if standing is None else document_of(standing),
+            "wanted": None if share is None else share.workers or None,
+        }
+
+    def _report(
+        self, one: Submission | None, record: JobRecord | None, spec: ElasticJobSpec, share: GivenShare | None
+    ) -> None:
         last = self._asked.operation
         waits = one is None or not one.is_open
         ended = record is not None and record.state in ENDED
         told = report_of_job(self._store, one, record)
-        if waits and not ended and (spec.suspend or self.leaving):
+        stopped = waits and not ended and bool(self._why_not(spec, share))
+        if stopped:
             told |= {"state": SUSPENDED, "replicas": 0}
         replicas, _ = _wanted(self._seen or {"spec": {}, "metadata": {}})
         told |= {
             "selector": worker_selector(self._key.name),
             "wanted": replicas,
             "refused": last.message if last is not None and replicas == _refused(last) else "",
+            **self._of_pool(one, spec, share, stopped=stopped),
         }
         told = {key: None if value == "" else value for key, value in told.items()}  # null takes a key away
         changed = {key: value for key, value in told.items() if self._told.get(key, None) != value}
-        slow = set(changed) <= {"step", "detail", "actual"}
+        slow = set(changed) <= {"step", "detail", "actual", "standing"} and _same_standing(
+            told.get("standing"), self._told.get("standing")
+        )
         if not changed or (slow and self._clock() - self._told_at < REPORT_S):
             self.over = self.over or (ended and waits)
             return
@@ -309,6 +424,12 @@ class Leader:
 
 def _wanted(job: Json) -> tuple[int | None, tuple[str, ...]]:
     return job["spec"].get("replicas"), _removed(job)
+
+
+def _same_standing(one: Json | None, other: Json | None) -> bool:
+    """Whether two standings differ in nothing but what changes all the time."""
+    keys = ("state", "held", "size", "obeyed", "refusing")
+    return [(one or {}).get(key) for key in keys] == [(other or {}).get(key) for key in keys]
 
 
 def _removed(job: Json) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ from scavenger.domain.elastic_job import (
     owner_of,
     read_spec,
 )
+from scavenger.domain.pool_settings import PoolSettings
 from scavenger.domain.vm_settings import KubernetesSettings
 from scavenger.errors import ConfigurationError, ScavengerError
 from scavenger.policy.elastic_jobs import (
@@ -74,15 +75,50 @@ class Installation:
     Attributes:
         settings: Of their pods, with prices: `[kubernetes]` of the settings file.
         leader_account: Service account of leaders.
+        pools: Of ElasticJobs, by name: `[pool.NAME]` of the settings file.
     """
 
     settings: KubernetesSettings = field(default_factory=KubernetesSettings)
     leader_account: str = LEADER_ACCOUNT
+    pools: Mapping[str, PoolSettings] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, pool in self.pools.items():
+            if pool.infra is not None:
+                raise ConfigurationError(
+                    f"pool.{name}.infra: ElasticJobs have pods; say nodes and vm, or slots"
+                )
+            if pool.nodes is None and pool.slots is None:
+                raise ConfigurationError(f"pool.{name}: one of slots and nodes must be given")
+            if pool.vm is not None:
+                PodShape.parse(pool.vm)
 
     @functools.cached_property
     def infra(self) -> Json:
         """As defaults for `spec.job.infra`."""
         return self.settings.model_dump(mode="json", exclude_unset=True, exclude={"namespace"})
+
+    def in_pool(self, name: str, document: Json) -> Json:
+        """The job file of a job of a pool: its pods are on the pool's nodes, each as large as a slot.
+
+        Raises:
+            ValueError: There is no such pool.
+        """
+        if (pool := self.pools.get(name)) is None:
+            raise ValueError(
+                f"spec.pool: there is no pool {name}: [pool.{name}] in the operator's settings makes it"
+            )
+        if pool.nodes is None:
+            return document
+        infra, disk = document["infra"], (document.get("resources") or {}).get("disk")
+        labels = {**infra.get("node_labels", {}), **pool.nodes}
+        resources = {"vm": pool.vm} | ({} if disk is None else {"disk": disk})
+        return {
+            **document,
+            "infra": {**infra, "node_labels": labels},
+            "resources": resources,
+            "spot": "never",
+        }
 
 
 def read_job(job: Json, installation: Installation) -> tuple[ElasticJobSpec, Json]:
@@ -95,6 +131,8 @@ def read_job(job: Json, installation: Installation) -> tuple[ElasticJobSpec, Jso
     spec = read_spec(job["spec"])
     job_of({"version": 1, "name": meta["name"], **spec.job, "infra": "kubernetes"})
     document = job_document(meta["name"], spec, namespace=meta["namespace"], defaults=installation.infra)
+    if spec.pool is not None:
+        document = installation.in_pool(spec.pool, document)
     job_of(document)
     return spec, document
 
@@ -208,6 +246,22 @@ class Operator:
                     del self._leaders[place]
             else:
                 self._leaders[place] = pod
+        self.enqueue(place)
+
+    def jobs(self) -> list[Json]:
+        """All ElasticJobs, as they are known."""
+        with self._lock:
+            return list(self._jobs.values())
+
+    def patch_status(self, job: Json, changes: Json) -> None:
+        """Change keys of the `status` of this version of a job, and have it looked at.
+
+        Raises:
+            ScavengerError: There is a newer version, or the API server cannot be used.
+        """
+        place = (job["metadata"]["namespace"], job["metadata"]["name"])
+        changes = {"metadata": {"resourceVersion": job["metadata"]["resourceVersion"]}, "status": changes}
+        self._take_answer(place, job, self._cluster.patch_job(*place, changes, status=True))
         self.enqueue(place)
 
     def list_again(self) -> None:
@@ -379,6 +433,7 @@ class Operator:
             generation=generation,
             fault=known[1],
             suspend=job["spec"].get("suspend") is True,
+            pool=str(job["spec"].get("pool") or ""),
             kept=known[2],
             deleting=bool(meta.get("deletionTimestamp")),
             status=job.get("status") or {},

@@ -17,6 +17,7 @@ import kopf
 from scavenger.cloud.kubernetes.elastic_jobs import LEADERS, Cluster, api_client
 from scavenger.control.cluster.lease import LeaseKeeper
 from scavenger.control.cluster.operating import Installation, Looked, Operator
+from scavenger.control.cluster.pooling import ClusterPools
 from scavenger.domain.elastic_job import GROUP, PLURAL, VERSION
 from scavenger.errors import ScavengerError
 
@@ -78,11 +79,15 @@ def run_operator(
     me = f"{socket.gethostname()}_{uuid.uuid4()}"
     keeper = LeaseKeeper(cluster, *options.lease_place, me, began)
     operator = Operator(cluster, installation, acts=lambda: keeper.held, looked=looked)
+    pools = ClusterPools(cluster, installation, operator, options.lease_place[0])
     registry = _handlers(operator)
     keeper.start()
     operator.start()
-    lister = threading.Thread(target=_list_at_times, args=(operator, keeper, over), daemon=True)
-    lister.start()
+    for target, arguments in (
+        (_list_at_times, (operator, keeper, over)),
+        (pools.keep, (lambda: keeper.held, over)),
+    ):
+        threading.Thread(target=target, args=arguments, daemon=True).start()
     where: dict[str, Any] = (
         {"namespaces": [options.namespace]} if options.namespace else {"clusterwide": True}
     )

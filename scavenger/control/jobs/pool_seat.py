@@ -71,13 +71,14 @@ class PoolSeat:
                 "resources": ResourcesSpec(vm=vms.vm),
                 "spot": "always" if vms.spot else "never",
             }
+        rents = self._vms is not None or job.infra.capabilities.rents
         elastic = job.elastic.model_copy(
             update={
                 "min": min(low, told),
                 "max": max(high, told),
                 "policy": "fixed",
                 "straggler": "none",
-                **({} if self._vms is None else {"aggregator_vms": 1}),
+                **({"aggregator_vms": 1} if rents else {}),
             }
         )
         return job.model_copy(update={"search": search, "elastic": elastic, **place})

@@ -137,19 +137,24 @@ class Runner:
     def _taken_seat(self) -> PoolSeat | None:
         """The job's seat in its pool; None if it is in none, or has it as a whole.
 
+        The pool of an ElasticJob is its cluster's: its leader has put on record what the job may have.
+
         Raises:
             TransientError: The pool has no share for it any more.
         """
         one, store = self._submission, self._store
         name = pool_of(one.job.spec, rents=one.job.rents)
-        allotment = store.allotment(name) if name else None
+        if name:
+            allotment = store.allotment(name)
+        else:
+            allotment = next((found for found in store.pools() if one.id in found.shares), None)
         if allotment is None or allotment.pool.whole:
             return None
         if (share := allotment.shares.get(one.id)) is None:
-            raise TransientError(f"pool {name} has no slots for it")
+            raise TransientError(f"pool {allotment.pool.name} has no slots for it")
         before = store.standings([one.id]).get(one.id)
         return PoolSeat(
-            f"pool {name}",
+            f"pool {allotment.pool.name}",
             share,
             vms=allotment.pool.vms,
             token=self._fence.token,
