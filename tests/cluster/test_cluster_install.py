@@ -201,6 +201,7 @@ def test_the_settings_are_valid_and_name_the_image_and_the_namespace() -> None:
     assert (settings.image, settings.namespace) == (operator["containers"][0]["image"], JOBS)
     uncommented = "\n".join(line.removeprefix("# ") for line in text.splitlines()[6:])
     assert tomllib.loads(uncommented)["kubernetes"]["pools"]["training"]["usd_per_hour"] == 0.38
+    parse_settings(uncommented, path="config.toml")
 
 
 def test_kubectl_renders_the_same_objects() -> None:
