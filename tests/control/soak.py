@@ -54,6 +54,8 @@ KINDS = ("postgresql", "servers", "runners")
 KILL_EVERY_S = {"postgresql": (5.0, 40.0), "servers": (10.0, 40.0), "runners": (2.0, 10.0)}
 DRAIN_S = 900.0
 """How long the jobs that were submitted may take to end, once nothing is killed any more."""
+OPEN_MAX = 12
+"""Most jobs that wait or run."""
 SAMPLE_S = 5.0
 _JOB = """\
 version: 1
@@ -209,14 +211,25 @@ class Soak:
     # ---- what is done meanwhile ----------------------------------------------------------------------------
 
     def _submitting(self) -> None:
-        """Submit jobs one after another; what was not answered is sent again with its key, to any server."""
+        """Submit jobs one after another; what was not answered is sent again with its key, to any server.
+
+        While many wait, as on a busy machine, none is submitted: they could not all end in time.
+        """
         number = 0
         while not self._over.wait(self._rng.expovariate(1 / self._every_s)):
+            if self._open() >= OPEN_MAX:
+                continue
             number += 1
             folder = self._folder / f"job-{number}"
             folder.mkdir()
             given = self._written(folder)
             self._submit(folder / "job.yaml", str(uuid.uuid4()), **given)
+
+    def _open(self) -> int:
+        """Jobs that wait or run; 0 while the store is away."""
+        with contextlib.suppress(StoreUnavailableError), Store.open(self.url) as store:
+            return len(store.submissions(OPEN_MAX, states=("queued", "running")))
+        return 0
 
     def _written(self, folder: Path) -> dict[str, object]:
         """Write a job into its folder; returns what is given with its submission."""

@@ -217,6 +217,9 @@ def test_a_slot_more_is_told_with_whom_it_would_be_taken_from() -> None:
     assert in_words(found, ("a", "b")) == (
         "has 2 slots; one more makes it 50.0% faster, 13.3 s sooner, and would come from b (2 to 1: 20 s later)"
     )
+    assert found.more is not None
+    slower = replace(found, more=replace(found.more, faster=-0.03, sooner_s=-2.0, others=()))
+    assert in_words(slower, ("a", "b")) == "has 2 slots; one more makes it 3.0% slower, 2 s later"
     assert in_words(found, ("a", "b"), known=False).startswith(
         f"has {found.slots} slots; one more makes it faster by nobody knows how much, and "
     )

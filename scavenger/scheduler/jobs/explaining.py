@@ -217,7 +217,9 @@ def further(found: Explanation, names: Sequence[str], *, known: bool = True) -> 
         needs = f"needs {plural(more.slots, 'slot')}, {found.free} free"
         return needs + (f", and would take from {_owners(more.others, names)}" if more.others else "")
     brings = "one more makes it " + (
-        f"{more.faster:.1%} faster" if known else "faster by nobody knows how much"
+        f"{abs(more.faster):.1%} {'faster' if more.faster >= 0.0 else 'slower'}"
+        if known
+        else "faster by nobody knows how much"
     )
     if known and np.isfinite(more.sooner_s):
         brings += f", {duration(abs(more.sooner_s))} {'sooner' if more.sooner_s >= 0.0 else 'later'}"
