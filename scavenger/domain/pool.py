@@ -194,6 +194,7 @@ class PoolShare:
         at: When `told` became, or ceased to be, 0: since then it waits, or has slots. None if it never had any.
         changed: When `told` was last changed while it trained; None if it never was since it began.
         late: Why it has not done what it was told within its `limits.change`; empty if it has, or may still.
+        waited_s: How long it had waited when it was begun last, by which it has its turn.
         promised: Whether it was promised to be done by its deadline, which is kept for it from then on.
     """
 
@@ -207,6 +208,7 @@ class PoolShare:
     at: datetime | None = None
     changed: datetime | None = None
     late: str = ""
+    waited_s: float = 0.0
     promised: bool = False
 
 

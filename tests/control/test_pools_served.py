@@ -336,3 +336,27 @@ def test_a_search_is_cut_off_for_a_job_that_is_more_urgent_and_the_wait_is_told_
         else:
             store.pause_submission(world.fences[first.id], first.id, "paused")
         assert urgent.id in world.decide().begin
+
+
+@pytest.mark.parametrize("policy", ["worth", "even", "elastic-tiresias", "fair"])
+@pytest.mark.parametrize("state", ["searching", "training"])
+def test_a_job_that_was_begun_since_it_had_waited_for_too_long_has_its_turn_though_others_have_waited_as_long(
+    tmp_path: Path, policy: str, state: StandingState
+) -> None:
+    with Store.open(f"sqlite:///{tmp_path}/scavenger.db") as store:
+        world = World(store, replace(POOL, policy=policy, starved_s=300.0))
+        first, second, third = (world.submit(name, least=4) for name in ("first", "second", "third"))
+        assert world.decide().begin == {first.id}
+        world.stand(first.id, 4)
+        world.at_s += 400.0
+        assert world.decide().told == (first.id,)
+        store.end_operation(world.asked(first.id).id, "done", "")
+        store.pause_submission(world.fences[first.id], first.id, "paused")
+        assert world.decide().begin == {second.id}
+        world.stand(second.id, 4, state=state)
+
+        world.serve()  # another server knows it, too
+        for _ in range(90):  # a quarter of an hour
+            found = world.decide()
+            assert (found.begin, found.told) == (frozenset(), ())
+        assert world.share(third.id).counts == 0

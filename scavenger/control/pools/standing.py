@@ -176,7 +176,9 @@ def pool_job(
         priority=one.job.priority,
         number=one.number,
         sizes=sizes,
-        waited_s=0.0 if seen is not None else waited_s((share and share.at) or one.submitted_at),
+        waited_s=(0.0 if share is None else share.waited_s)
+        if seen is not None
+        else waited_s((share and share.at) or one.submitted_at),
         standing=standing,
         share=share,
         queued=seen is None,

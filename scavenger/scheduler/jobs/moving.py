@@ -74,7 +74,10 @@ def moves(
         at = now if began or before is None else before.at
         base = before or PoolShare(0, 0, 0, number)
         changed = now if kind in ("shrink", "grow") else None
-        shares[job.id] = replace(base, told=slots, counts=counts, since=number, at=at, changed=changed)
+        waited_s = job.waited_s if kind == "begin" else base.waited_s
+        shares[job.id] = replace(
+            base, told=slots, counts=counts, since=number, at=at, changed=changed, waited_s=waited_s
+        )
         done.append(Move(job.id, kind, slots))
 
     for job in jobs:

@@ -395,13 +395,16 @@ def _waits(rows: Sequence[PoolJob], allotment: Allotment, rules: Rules) -> set[s
 
 
 def _cut_off(rows: Sequence[PoolJob], allotment: Allotment, rules: Rules) -> BoolArray:
-    """Whose search would end for those that wait: of lower priority, or all for one that has waited for too long."""
-    waits = [job for job in rows if job.id in _waits(rows, allotment, rules)]
-    late = any(job.waited_s >= rules.patience.starved_s for job in waits)
+    """Whose search would end for those that wait: of lower priority, or all for one that has waited for too long.
+
+    Not of those that have their turn, as they had waited for too long themselves.
+    """
+    found, starved_s = _waits(rows, allotment, rules), rules.patience.starved_s
+    waits = [job for job in rows if job.id in found]
+    late = any(job.waited_s >= starved_s for job in waits)
     first = max((job.priority for job in waits), default=0)
-    return np.array(
-        [bool(waits) and job.searches and (late or job.priority < first) for job in rows], dtype=bool
-    )
+    ends = (job.searches and job.waited_s < starved_s and (late or job.priority < first) for job in rows)
+    return np.array([bool(waits) and one for one in ends], dtype=bool)
 
 
 def _paused_early(rows: Sequence[PoolJob], allotment: Allotment, rules: Rules) -> BoolArray:
