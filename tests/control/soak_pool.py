@@ -183,8 +183,7 @@ class PoolSoak(Soak):
                 if each.role == "worker" and each.pid is not None and each.state != "lost":
                     with contextlib.suppress(psutil.Error):
                         process = psutil.Process(each.pid)
-                        mine = process.status() != psutil.STATUS_ZOMBIE and _marked(process, self._folder)
-                        found += [process] if mine else []
+                        found += [process] if _lives(process) and _marked(process, self._folder) else []
         return found
 
     def _watching(self) -> None:
@@ -199,7 +198,8 @@ class PoolSoak(Soak):
             running = [one.id for one in store.submissions(1000, states=("running",))]
             standings = store.standings(running)
             leases = {job_id: store.lease(runner_lease(job_id)) for job_id in running}
-        count = len(self._workers(store))
+        found = self._workers(store)
+        count = sum(map(_lives, found))  # of all of them at the end, as looking for them takes a while
         self.looks += 1
         self.most_workers = max(self.most_workers, count)
         if count > SLOTS:
@@ -294,6 +294,14 @@ class PoolSoak(Soak):
             "usd": {"jobs": usd, "kept": kept * price, "idle": (whole - kept) * price, "pool": whole * price},
             "used_of_kept": had / kept if kept else None,
         }
+
+
+def _lives(process: psutil.Process) -> bool:
+    """Whether it is there, and no other process has its id."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def _marked(process: psutil.Process, folder: Path) -> bool:
