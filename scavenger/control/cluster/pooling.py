@@ -165,7 +165,7 @@ def row_of(
         priority=int(job["spec"].get("priority") or 0),
         number=order,
         sizes=replace(sizes, apart=int(status.get("apart", 1))),
-        waited_s=0.0 if told else max(0.0, (now - since).total_seconds()),
+        waited_s=share.waited_s if told and share is not None else max(0.0, (now - since).total_seconds()),
         standing=standing,
         share=share,
         queued=not told,
