@@ -163,7 +163,7 @@ def _played(folder: Path, policy: str, jobs: Sequence[tuple[Kind, int]], slots: 
         worker_s=nothing + ran.worker_start_s.median,
     )
     rules = Rules(POLICIES[policy if elastic else "fifo"])
-    return replace(ran, simulated=simulate(workload, Nodes.of(slots), rules))
+    return replace(ran, simulated=simulate(workload, Nodes.of(slots), rules, rests=True))
 
 
 def _keras(folder: Path, policy: str) -> Ran:

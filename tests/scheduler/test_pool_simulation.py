@@ -102,6 +102,18 @@ def test_further_slots_are_idle_until_their_workers_have_started() -> None:
     assert (later.completion_s - at_once.completion_s).tolist() == [1.5, 0.0]
 
 
+def test_a_job_that_rests_keeps_its_share_until_its_last_change_has_paid_for_itself() -> None:
+    """It has 4 slots, then 2 while another is there for 4 s; a change that took 0.1 s has paid for itself after 5 s."""
+    jobs = workload((0.0, 4, 20.0), (2.0, 2, 4.0), change_s=0.1, elastic=True)
+    begins = replace(jobs, begin_s=np.zeros(2))
+    at_once = simulate(begins, Nodes.of(4), Rules(POLICIES["even"]))
+    rests = simulate(begins, Nodes.of(4), Rules(POLICIES["even"]), rests=True)
+
+    assert at_once.changes.tolist() == rests.changes.tolist() == [3, 1]
+    assert at_once.completion_s[1] == rests.completion_s[1] == 4.0
+    assert rests.completion_s[0] - at_once.completion_s[0] == pytest.approx(0.5)  # half of its slots, for 1 s
+
+
 def test_tiresias_lets_new_jobs_pass_those_that_have_had_their_quantum() -> None:
     jobs = workload((0.0, 1, 100.0), (5.0, 1, 10.0))
     found = simulate(jobs, Nodes.of(1), Rules(Tiresias((20.0, 50.0))))

@@ -17,6 +17,7 @@ import numpy as np
 from scavenger.domain.curve import BoolArray, FloatArray, IntArray
 from scavenger.scheduler.jobs.allotting import Rules, allot
 from scavenger.scheduler.jobs.renting import Rental, rent
+from scavenger.scheduler.jobs.seeing import CHANGES_MAX
 from scavenger.scheduler.jobs.values import (
     Allotment,
     Claims,
@@ -124,6 +125,7 @@ def simulate(
     decisions_max: int | None = None,
     usd_per_slot_s: FloatArray | None = None,
     accepts: Callable[[PoolSeen, int], bool] | None = None,
+    rests: bool = False,
 ) -> Run:
     """Run all jobs to their ends.
 
@@ -136,11 +138,12 @@ def simulate(
         decisions_max: Nor what comes after so many decisions.
         usd_per_slot_s: Price of each node's slots; None for none.
         accepts: Whether a job that has come, by its row, is let in; if not it never ends.
+        rests: Whether a job that has changed keeps its share until that has paid for itself, as real jobs do.
 
     Raises:
         ValueError: Jobs are left that never get a slot, and there is no `until_s`.
     """
-    running = _Simulation(workload, nodes, rules, usd_per_slot_s)
+    running = _Simulation(workload, nodes, rules, usd_per_slot_s, rests=rests)
     running.accepts = accepts
     if standing is not None:
         running.begin(standing)
@@ -175,6 +178,7 @@ _NOW = (
     "change",
     "begin",
     "worker",
+    "rest",
     "deadline",
 )
 _FLOATS = {name: row for row, name in enumerate((*_NOW, "usd_per_s", "no_slot_s", "slot_s", "usd"))}
@@ -189,7 +193,10 @@ class _Simulation:
         pool: Nodes | Rental,
         rules: Rules,
         usd_per_slot_s: FloatArray | None = None,
+        *,
+        rests: bool = False,
     ) -> None:
+        self._rest_s = 1.0 / CHANGES_MAX if rests else 0.0
         self._rental = pool if isinstance(pool, Rental) else None
         self._vms = None if self._rental is None else VirtualVms(self._rental)
         if isinstance(pool, Rental):
@@ -275,6 +282,8 @@ class _Simulation:
                 left = left - workload.stages.ends[self._int("curve")]
             with np.errstate(divide="ignore"):
                 until_s = min(until_s, self.now_s + float((stop + left / rate).min()))
+            if (rest := self._float("rest")).any():
+                until_s = min(until_s, self.now_s + float(rest[rest > 0.0].min()))
             if (fixed := self._int("fixed") > 0).any():
                 until_s = min(until_s, self.now_s + float(stop[fixed].min()))
         if self._vms is not None:
@@ -315,6 +324,9 @@ class _Simulation:
         held, stop = self._int("held"), self._float("stop")
         self._float("left")[:] -= self._float("rate") * np.maximum(for_s - stop, 0.0)
         np.maximum(stop - for_s, 0.0, out=stop)
+        rest = self._float("rest")
+        np.maximum(rest - for_s, 0.0, out=rest)
+        rest[rest <= _STEP_S] = 0.0
         fixed = self._int("fixed")
         fixed[stop <= _STEP_S] = 0
         self._float("attained")[:] += held * for_s
@@ -408,9 +420,9 @@ class _Simulation:
         """What a policy is shown: views, which change with the next event."""
         whole, real, count = self._whole, self._real, self._count
         _, user, priority, least, asked, most, curve, level, _, fixed = whole[:, :count]
-        submitted, attained, waited, ran, left, _, _, told, log_sd, change, _, worker, deadline, *_ = real[
-            :, :count
-        ]
+        submitted, attained, waited, ran, left, _, _, told, log_sd, change, _, worker, rest, deadline, *_ = (
+            real[:, :count]
+        )
         return PoolSeen(
             nodes=self._nodes,
             claims=Claims(user, priority, submitted, least, asked, most, curve, deadline),
@@ -422,7 +434,7 @@ class _Simulation:
                 left=left * told,
                 left_log_sd=log_sd,
                 change_s=change,
-                fixed=fixed > 0,
+                fixed=(fixed > 0) | (rest > 0.0),
                 worker_s=worker,
             ),
             shares=self._shares,
@@ -477,6 +489,9 @@ class _Simulation:
         change = np.where(begins, self._float("begin"), self._float("change") + part * self._float("worker"))
         self._stopped_s[jobs[goes_on]] += change[goes_on] - stop[goes_on] * ~begins[goes_on]
         stop[goes_on] = change[goes_on]
+        again = goes_on & ~begins
+        self._float("rest")[again] = self._rest_s * self._float("change")[again]
+        self._float("rest")[pauses] = 0.0
         self._changes[jobs[changed]] += 1
         held[:] = slots
         self._float("rate")[:] = rate
