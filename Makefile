@@ -75,8 +75,9 @@ soak: install-dev  ## kill PostgreSQL, servers and runners while submitted jobs 
 	$(BIN)/python -m tests.control.soak --minutes 10
 	$(BIN)/python -m tests.control.soak --minutes 10 --servers 2 --kill servers,runners
 
-soak-pool: install-dev  ## kill and stop servers, runners and workers while real jobs share a pool; half an hour
+soak-pool: install-dev  ## kill and stop servers, runners and workers while real jobs share a pool; three quarters of an hour
 	$(BIN)/python -m tests.control.soak_pool --minutes 30
+	$(BIN)/python -m tests.control.soak_pool --minutes 16 --seed 1 --database postgresql --servers 2 --kill postgresql,servers,runners,workers,stops --every 10
 
 proofs: install-dev  ## every failpoint crossed with every fault, and what else takes long; half an hour
 	SCAVENGER_EVERYTHING=1 $(BIN)/python -m pytest -m nightly tests
