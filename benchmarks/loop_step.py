@@ -32,7 +32,7 @@ def _ours(network: str, work_dir: Path) -> float:
             seen.append(event.step_time_s)
 
     local = _BATCHES[network] // _WORKERS
-    with _environment(BENCHMARK_LOCAL_BATCH=str(local), BENCHMARK_STEPS=str(_STEPS + _WARM_UP)):
+    with environment(BENCHMARK_LOCAL_BATCH=str(local), BENCHMARK_STEPS=str(_STEPS + _WARM_UP)):
         run_loop(
             f"benchmarks.peers.torch_loop:{network}",
             workers=_WORKERS,
@@ -51,7 +51,7 @@ def _theirs(network: str) -> float:
 
 
 @contextmanager
-def _environment(**variables: str) -> Iterator[None]:
+def environment(**variables: str) -> Iterator[None]:
     os.environ.update(variables)
     try:
         yield

@@ -140,7 +140,11 @@ class Average:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Send the mean of a step to all that apply it. `view` and its members hold from the next step on."""
+    """Send the mean of a step to all that apply it. `view` and its members hold from the next step on.
+
+    Attributes:
+        followers: Workers that apply it and are no members: they may be some steps behind.
+    """
 
     step: int
     epoch: int
@@ -148,6 +152,7 @@ class Publish:
     view: int
     members: int
     workers: tuple[str, ...]
+    followers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

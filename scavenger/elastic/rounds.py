@@ -13,15 +13,16 @@ and a round, the step after the `step` that the ledger has committed::
     open     Averaged: the ledger commits, the newest view takes effect, and all that are left get the mean (Publish)
 
 Between two rounds lies the boundary: only there do workers join, by the state of a current one (`Donate`, then
-`StartWorker`), and only there do they leave gracefully. A member that dies leaves the round at once. Which samples are
-read is the ledger's: what a round has not committed is granted again from where the last one left off, so every
-sample is in one step of its epoch. A part that comes late, twice, from an old view or under a lease that has ended
-is not in any.
+`StartWorker`), and only there do they leave gracefully. Nobody waits for a worker that joins: it gets a state, then the
+means of the steps that are made meanwhile without it, and its view takes effect when it has applied all of them. A
+member that dies leaves the round at once. Which samples are read is the ledger's: what a round has not committed is
+granted again from where the last one left off, so every sample is in one step of its epoch. A part that comes late,
+twice, from an old view or under a lease that has ended is not in any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from scavenger.elastic.leases import (
     ApplyParts,
@@ -76,11 +77,16 @@ class Rounds:
         ledger: The shard ledger or sample queue, whose `step` is the last one that was applied.
         held: Whether the caller has the state of that step, such as a snapshot, for the first members to load.
         view: Number of the newest view so far; new views get higher numbers.
+        behind_max: By so many steps may a worker that joins be behind before the others wait for it; 0 has them wait
+            from the beginning.
     """
 
-    def __init__(self, ledger: ShardLedger | SampleQueue, *, held: bool = False, view: int = 0) -> None:
+    def __init__(
+        self, ledger: ShardLedger | SampleQueue, *, held: bool = False, view: int = 0, behind_max: int = 0
+    ) -> None:
         self.ledger = ledger
         self.view = view
+        self.behind_max = behind_max
         self.finishing = False
         self._held = ledger.step if held else None
         self._membership = Membership()
@@ -98,6 +104,14 @@ class Rounds:
         self._share_of: dict[str, int] = {}
         self._donor: str | None = None
         self._wanted = False
+        self._joining: tuple[str, ...] = ()
+        """Members of the newest view, which waits for them."""
+        self._following: dict[str, int] = {}
+        """Those of them that have a state and apply each step, and the last one that they told of."""
+        self._caught_up: dict[str, int] = {}
+        """Those of them that have applied the newest step, and the epoch that they want to read."""
+        self._heirs: set[str] = set()
+        """Members in this round that followed others, which are all gone: they do not know of the view yet."""
 
     # ---- what is -------------------------------------------------------------------------------------------
 
@@ -115,6 +129,11 @@ class Rounds:
     def members(self) -> tuple[str, ...]:
         """Members of the view that are alive."""
         return self._members
+
+    @property
+    def followers(self) -> Collection[str]:
+        """Workers that join, and apply the steps until their view takes effect."""
+        return self._following.keys()
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -143,7 +162,7 @@ class Rounds:
 
     def share(self, worker: str) -> int:
         """Samples that a member is to read in the next step; 0 if it chooses that itself."""
-        return self._share_of.get(worker, 0)
+        return self._share_of.get(worker, int(self._divides and worker in self._following))
 
     def spare(self, keep: int) -> tuple[str, ...]:
         """Workers in standby that may go so that `keep` stay, the newest first."""
@@ -197,6 +216,8 @@ class Rounds:
 
     def _asked(self, event: Asked) -> list[Order]:
         worker = event.worker
+        if worker in self._following:
+            return self._followed(event)
         if worker not in self._current:
             return [Leave(worker, "it is no member")]
         if event.step != self.step or worker in self._pushed or self._sealed is not None:
@@ -208,6 +229,21 @@ class Rounds:
             orders += self._take(self.ledger.handle(BeginEpoch(event.epoch)))
         orders += self._grant(worker, event.epoch)
         return [*orders, *self._regrant(), *self._complete()]
+
+    def _followed(self, event: Asked) -> list[Order]:
+        """Note how far a worker is that follows; it gets the mean of the next step instead of samples."""
+        self._following[event.worker] = event.step
+        if event.step == self.step:
+            self._caught_up[event.worker] = event.epoch
+        return self._tell_over()
+
+    def _tell_over(self) -> list[Order]:
+        """Tell those that follow if the epoch that they want to read is over, though no step has ended it."""
+        first = self.epoch
+        over = [Over(worker, epoch) for worker, epoch in self._caught_up.items() if epoch < first]
+        for told in over:
+            del self._caught_up[told.worker]
+        return [*over]
 
     def _grant(self, worker: str, epoch: int) -> list[Order]:
         """Grant samples to a worker, if there are any."""
@@ -227,7 +263,10 @@ class Rounds:
         """Grant samples that have become free to the workers whose requests found none."""
         if self._sealed is not None:
             return []
-        return [order for worker, epoch in list(self._idle.items()) for order in self._grant(worker, epoch)]
+        granted = [
+            order for worker, epoch in list(self._idle.items()) for order in self._grant(worker, epoch)
+        ]
+        return [*granted, *self._tell_over()]
 
     def _push(self, event: Pushed) -> list[Order]:
         worker = event.worker
@@ -236,7 +275,8 @@ class Rounds:
         if event.step <= self.step or worker in self._pushed:
             return []  # it came twice
         grant = self._granted.get(worker)
-        if event.step != self.step + 1 or event.view != self.view or self._sealed is not None:
+        right_view = event.view == self.view or worker in self._heirs
+        if event.step != self.step + 1 or not right_view or self._sealed is not None:
             return [Evict(worker, f"pushed step {event.step} of view {event.view} out of turn")]
         if grant is None or event.part.attempt != grant.attempt:
             return [Evict(worker, "pushed samples that are not its own")]
@@ -271,11 +311,12 @@ class Rounds:
                 for name, grant in self._granted.items()
                 if grant.attempt != part.attempt or grant.stop != part.stop
             }
-        heard = tuple(name for name in self._members if name in self._current)
+        heard = (*(name for name in self._members if name in self._current), *self._following)
         epoch = self.ledger.epoch
         orders = self._take(self.ledger.handle(Committed(sealed.step, sealed.parts)))
         self._pushed, self._idle, self._donor = {}, {}, None
         boundary = self._install()
+        self._caught_up, self._heirs = {}, set()
         publish = Publish(
             step=self.step,
             epoch=epoch,
@@ -283,6 +324,7 @@ class Rounds:
             view=self.view,
             members=len(self._members),
             workers=tuple(name for name in heard if name in self._current),
+            followers=tuple(name for name in heard if name in self._following),
         )
         # a donor must have applied this step first
         return [*orders, publish, *boundary, *self._seek_donor(), *self._stranded()]
@@ -293,12 +335,23 @@ class Rounds:
         """Put the newest view into effect at once if no round is in progress."""
         if self._current or self._sealed is not None:
             return []
-        return [*self._install(), *self._seek_donor()]
+        followed, asked = self._following, self._caught_up
+        orders = self._install()
+        self._heirs = followed.keys() & self._current
+        orders += self._seek_donor()
+        for worker in sorted(self._heirs & asked.keys()):
+            orders += self._asked(Asked(worker, self.step, asked[worker]))
+        return orders
 
     def _install(self) -> list[Order]:
         """Put the newest view into effect at a boundary."""
         announced = self._membership.announced
         if self.finishing or announced is None or announced.number == self.view:
+            return []
+        self._joining = tuple(
+            member.worker for member in announced.members if member.worker not in self._current
+        )
+        if self._awaits_joining():
             return []
         before, self.view, self._in_effect = self._members, announced.number, announced
         self._members = tuple(member.worker for member in announced.members)
@@ -308,12 +361,24 @@ class Rounds:
         if isinstance(self.ledger, SampleQueue):
             self.ledger.divide([(name, self.share(name)) for name in self._members])
         orders: list[Order] = []
-        for worker in before:
+        self._current |= self._following.keys() & set(self._members)
+        gone = [worker for worker in self._following if worker not in self._members]
+        self._following, self._caught_up, self._joining = {}, {}, ()
+        for worker in (*before, *gone):
             if worker not in self._members:
                 orders += self._take(self._forget(worker, Cause.EVICTED))
                 self._membership.release(worker)
                 orders.append(Leave(worker, announced.reason))
         return orders
+
+    def _awaits_joining(self) -> bool:
+        """Whether the newest view waits for members that have not applied the steps before; the round does not."""
+        if not self._current or all(worker in self._caught_up for worker in self._joining):
+            return False
+        behind = [
+            self.step - step for worker, step in self._following.items() if worker not in self._caught_up
+        ]
+        return self.behind_max > 0 and max(behind, default=0) <= self.behind_max
 
     def _fresh(self) -> tuple[str, ...]:
         return tuple(name for name in self._members if name not in self._current)
@@ -328,7 +393,7 @@ class Rounds:
                 return []
             # the first worker's replica becomes everybody's
             return [self._start(fresh[0], load=False), *self._seek_donor()]
-        if self._donor is not None or not (fresh or self._wanted):
+        if self._donor is not None or not (fresh or self._stateless() or self._wanted):
             return []
         able = [name for name in self._members if name in self._current]
         if not able:
@@ -343,7 +408,14 @@ class Rounds:
         if event.step != self.step:
             return []  # good enough for a snapshot of that step
         self._donor = None
-        return [self._start(worker, load=True) for worker in self._fresh()]
+        stateless = self._stateless()
+        self._following |= dict.fromkeys(stateless, self.step)
+        follow = (StartWorker(worker, self.step, self.epoch, self.view, load=True) for worker in stateless)
+        return [*(self._start(worker, load=True) for worker in self._fresh()), *follow]
+
+    def _stateless(self) -> tuple[str, ...]:
+        """Workers that the newest view waits for, and that have no state yet."""
+        return tuple(worker for worker in self._joining if worker not in self._following)
 
     def _start(self, worker: str, *, load: bool) -> StartWorker:
         self._current.add(worker)
@@ -366,18 +438,25 @@ class Rounds:
         ]
 
     def _finished(self, worker: str) -> list[Order]:
-        if worker not in self._current:
+        if worker not in self._current and worker not in self._following:
             return []
         orders: list[Order] = []
         if not self.finishing:
             self.finishing = True
             # no replica is left that they could join
-            others = (*self._fresh(), *self.alive(WorkerState.STARTING, WorkerState.STANDBY))
-            for name in dict.fromkeys(others):
-                self._membership.lost(name)
-                self._forget(name, Cause.EVICTED)
-                orders.append(Leave(name, "training has ended"))
+            standing_by = self.alive(WorkerState.STARTING, WorkerState.STANDBY)
+            others = (*self._fresh(), *self._joining, *standing_by)
+            orders += self._dismiss((one for one in others if one != worker), "training has ended")
         return [*orders, *self._gone(worker, Cause.EVICTED)]
+
+    def _dismiss(self, workers: Iterable[str], reason: str) -> list[Order]:
+        """Have workers leave that are no members."""
+        orders: list[Order] = []
+        for name in dict.fromkeys(workers):
+            self._membership.lost(name)
+            self._forget(name, Cause.EVICTED)
+            orders.append(Leave(name, reason))
+        return orders
 
     def _forget(self, worker: str, cause: Cause) -> list[Instruction]:
         """Remove a worker from the round; its uncommitted samples become free again."""
@@ -385,6 +464,9 @@ class Rounds:
         self._current.discard(worker)
         self._idle.pop(worker, None)
         self._granted.pop(worker, None)
+        self._following.pop(worker, None)
+        self._caught_up.pop(worker, None)
+        self._joining = tuple(name for name in self._joining if name != worker)
         if self._sealed is None:
             self._pushed.pop(worker, None)
         if self._donor == worker:
@@ -393,7 +475,15 @@ class Rounds:
 
     def _stranded(self) -> list[Order]:
         lost = not self._current and self.step > 0 and self._held != self.step
-        return [Stranded(self.step)] if lost and not self.finishing and self._sealed is None else []
+        if not lost or self.finishing or self._sealed is not None:
+            return []
+        announced = self._membership.announced
+        if announced is not None and any(one.worker in self._following for one in announced.members):
+            return []  # they have the means of all steps, and go on as members
+        return [
+            *self._dismiss(list(self._following), "no replica is left that it could follow"),
+            Stranded(self.step),
+        ]
 
     def _take(self, instructions: Collection[Instruction]) -> list[Order]:
         """Convert the ledger's instructions to orders."""

@@ -307,7 +307,10 @@ class Job:
                 return Batch(0, 0, 0, self._read(0, 0, 0))
             self._granted, self.stride = sought, sought.stride
         shard, start = self._granted.shard, self._granted.start
-        stop = min(start + local_batch_size, self._granted.stop)
+        # what is granted for one step is to be read in it
+        stop = (
+            self._granted.stop if self._granted.stride else min(start + local_batch_size, self._granted.stop)
+        )
         return Batch(shard, start, stop, self._read(shard, start, stop))
 
     def _read(self, shard: int, start: int, stop: int) -> Any:

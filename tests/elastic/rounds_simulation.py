@@ -54,6 +54,7 @@ class State:
 
     said: r.StartWorker
     replica: Replica | None
+    follows: bool = False
 
 
 class Worker:
@@ -69,6 +70,7 @@ class Worker:
         self.taken = 0
         self.inbox: list[Any] = []
         self.waits = True
+        self.follows = False
         world.after(
             world.random.uniform(0.1, 3.0),
             lambda: self._later(lambda: self._say(r.WorkerArrived(name, _HOST))),
@@ -106,6 +108,7 @@ class Worker:
                 if message.replica is not None:
                     self.replica = message.replica
                 self.step, self.epoch, self.view = said.step, said.epoch, said.view
+                self.follows = message.follows
                 self._go_on()
             case Grant():
                 self.granted, self.taken = message, message.start
@@ -144,6 +147,10 @@ class Worker:
         said = mean.said
         if said.step != self.step + 1:
             raise ViolationError(f"{self.name}, at step {self.step}, gets the mean of {said.step}")
+        if self.follows and said.epoch == self.epoch + 1:
+            self.epoch += 1  # no step has ended the one before
+        if said.epoch != self.epoch:
+            raise ViolationError(f"{self.name}, in epoch {self.epoch}, gets a mean of epoch {said.epoch}")
         self.replica = (*self.replica, mean.mean)
         self.step, self.view = said.step, said.view
         stays = self.name not in self.world.given_up
@@ -154,7 +161,9 @@ class Worker:
         if said.over:
             self.epoch += 1
         for message in self.inbox:
-            if not isinstance(message, r.Donate | r.Leave):
+            if not isinstance(message, r.Donate | r.Leave) and not (
+                self.follows and isinstance(message, Mean)
+            ):
                 raise ViolationError(f"{self.name} hears {message} at the boundary of step {self.step}")
         self.waits = True
         self._read()
@@ -187,7 +196,8 @@ class World:
         self._up: dict[str, float] = {}
         self._down: dict[str, float] = {}
         ledger = SampleQueue(self.sizes[0], seed) if apart else ShardLedger(self.sizes, seed)
-        self._kind, self.rounds = rounds, rounds(ledger)
+        self._behind_max = random.Random(~seed).choice([0, 1, 3, 100])
+        self._kind, self.rounds = rounds, rounds(ledger, behind_max=self._behind_max)
         self.workers: dict[str, Worker] = {}
         self.left: set[str] = set()
         self.given_up: set[str] = set()
@@ -200,7 +210,7 @@ class World:
         self._held: Replica | None = None
         self.final: dict[str, tuple[int, Replica]] = {}
         self.begun = self.lost_for_good = False
-        self.kills = self.joins = self.leaves = self.given = self.rollbacks = self.late = 0
+        self.kills = self.joins = self.leaves = self.given = self.rollbacks = self.late = self.followed = 0
         self._incarnation = 0
         self._ended: set[int] = set()
         for _ in range(self.target):
@@ -279,10 +289,12 @@ class World:
                             lambda order=order, rounds=self.rounds: self._average_of(rounds, order),
                         )
                 case r.Publish():
-                    for name in order.workers:
+                    self.followed += len(order.followers)
+                    for name in (*order.workers, *order.followers):
                         self._say(name, Mean(order, self.replicas[order.step][-1]))
                 case r.StartWorker():
-                    self._say(order.worker, State(order, self._state_for(order)))
+                    follows = order.worker not in self.rounds.members
+                    self._say(order.worker, State(order, self._state_for(order), follows))
                 case r.Donate():
                     self._ledgers[order.step] = json.loads(json.dumps(self.rounds.ledger.snapshot()))
                     self._say(order.worker, order)
@@ -353,6 +365,7 @@ class World:
                 (SampleQueue if self.apart else ShardLedger).restore(ledger, incarnation=self._incarnation),
                 held=True,
                 view=view,
+                behind_max=self._behind_max,
             ),
         )
         for name in before.alive():

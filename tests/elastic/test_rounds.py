@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from rounds_simulation import ViolationError, World
@@ -48,7 +49,7 @@ def test_every_sample_is_in_one_step_and_all_replicas_agree_whatever_happens_whe
     for seed in range(SEEDS):
         world = World(seed, apart=apart)
         world.run()
-        for what in ("kills", "joins", "leaves", "rollbacks", "late", "lost_for_good"):
+        for what in ("kills", "joins", "leaves", "rollbacks", "late", "lost_for_good", "followed"):
             seen[what] += getattr(world, what)
         seen["steps"] += world.rounds.step
 
@@ -56,6 +57,7 @@ def test_every_sample_is_in_one_step_and_all_replicas_agree_whatever_happens_whe
     assert seen["kills"] > 3 * SEEDS
     assert seen["joins"] > SEEDS
     assert seen["leaves"] > SEEDS // 3
+    assert seen["followed"] > SEEDS
     assert seen["rollbacks"] > SEEDS // 4
     assert seen["late"] > SEEDS // 5
     assert seen["steps"] > (5 if apart else 10) * SEEDS
@@ -148,6 +150,30 @@ class LeavesJoinersWaiting(Rounds):
         return self._gone(worker, Cause.EVICTED)
 
 
+class ForgetsWhoFollows(Rounds):
+    """A worker that joins gets no steps but those of its view."""
+
+    def _averaged(self, event: Averaged) -> list[Order]:
+        orders = super()._averaged(event)
+        return [replace(one, followers=()) if isinstance(one, Publish) else one for one in orders]
+
+
+class ForgetsWhatHeirsAsked(Rounds):
+    """Those that followed the dead wait for samples that they asked for before."""
+
+    def _between(self) -> list[Order]:
+        self._caught_up.clear()
+        return super()._between()
+
+
+class KnowsNoHeirs(Rounds):
+    """Those that followed the dead are not believed, as they do not know of the newest view."""
+
+    def _push(self, event: Pushed) -> list[Order]:
+        self._heirs = set()
+        return super()._push(event)
+
+
 class CommitsTwice(Rounds):
     """Applies a step of which the ledger does not hear."""
 
@@ -174,6 +200,9 @@ class CommitsTwice(Rounds):
         DonatesBeforeItPublishes,
         KeepsTheDonor,
         LeavesJoinersWaiting,
+        ForgetsWhoFollows,
+        ForgetsWhatHeirsAsked,
+        KnowsNoHeirs,
         CommitsTwice,
     ],
 )
@@ -351,6 +380,52 @@ def test_joining_and_leaving_wait_for_the_boundary() -> None:
     ]
     assert joined == [StartWorker("w2", 1, 0, view, load=True)]
     assert rounds.members == ("w0", "w2")
+
+
+def test_nobody_waits_for_a_worker_that_joins_until_it_has_applied_all_steps() -> None:
+    rounds = begun("w0")
+    rounds.behind_max = 10
+    tell(rounds, WorkerLaunched("w1"), WorkerArrived("w1", "h0"), Resized(2, "more"))
+    boundary = tell(rounds, push(rounds, ask(rounds, "w0"), 1), Averaged(1))
+    followed = tell(rounds, Donated("w0", 1))
+
+    assert Donate("w0", 1) in boundary
+    assert followed == [StartWorker("w1", 1, 0, 1, load=True)]
+    assert (rounds.members, rounds.settled) == (("w0",), False)
+    behind = tell(rounds, push(rounds, ask(rounds, "w0"), 1), Averaged(2))
+    assert Publish(2, 0, over=False, view=1, members=1, workers=("w0",), followers=("w1",)) in behind
+    tell(rounds, Asked("w1", 1, 0), Asked("w1", 2, 0))
+    joined = tell(rounds, push(rounds, ask(rounds, "w0"), 1), Averaged(3))
+
+    view = rounds.view
+    assert view > 1
+    assert Publish(3, 0, over=False, view=view, members=2, workers=("w0", "w1")) in joined
+    assert (rounds.members, rounds.settled) == (("w0", "w1"), True)
+
+
+def test_the_others_wait_for_a_worker_that_falls_behind_too_far() -> None:
+    rounds = begun("w0")
+    rounds.behind_max = 1
+    tell(rounds, WorkerLaunched("w1"), WorkerArrived("w1", "h0"), Resized(2, "more"))
+    tell(rounds, push(rounds, ask(rounds, "w0"), 1), Averaged(1), Donated("w0", 1))
+    tell(rounds, push(rounds, ask(rounds, "w0"), 1), Averaged(2))
+    assert rounds.members == ("w0",)
+
+    tell(rounds, push(rounds, ask(rounds, "w0"), 1), Averaged(3))
+
+    assert rounds.members == rounds.missing == ("w0", "w1")
+
+
+def test_a_worker_that_follows_goes_on_where_all_that_it_followed_are_gone() -> None:
+    rounds = begun("w0")
+    rounds.behind_max = 10
+    tell(rounds, WorkerLaunched("w1"), WorkerArrived("w1", "h0"), Resized(2, "more"))
+    tell(rounds, push(rounds, ask(rounds, "w0"), 1), Averaged(1), Donated("w0", 1), Asked("w1", 1, 0))
+
+    orders = tell(rounds, WorkerGone("w0", Cause.KILLED))
+    [grant] = [order for order in orders if isinstance(order, Grant)]
+
+    assert (grant.worker, rounds.members) == ("w1", ("w1",))
 
 
 def test_another_member_donates_where_the_donor_dies() -> None:

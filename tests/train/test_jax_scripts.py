@@ -29,9 +29,9 @@ _SCRIPT = "jax_script.py"
 def test_a_script_trains_as_python_would_whoever_joins_and_leaves(tmp_path: Path, loader: str) -> None:
     with driven(tmp_path, f"{_SCRIPT} {loader}", 3) as job:
         job.job.resize(1, OWN, "one begins")
-        job.until(job.trained(9))
+        job.until(job.trained(3))
         job.job.resize(3, OWN, "two join")
-        job.until(job.trained(30))
+        job.until(job.on(3))
         job.job.resize(2, OWN, "one leaves")
         state = job.to_the_end()
 

@@ -82,7 +82,7 @@ def test_a_step_is_reported_with_the_samples_of_all_shards_and_the_mean_loss() -
     parts = tuple(
         (f"w{k}", LeasedSamples(k, LeaseAttempt(0, k), 2, 2 + count)) for k, count in enumerate((4, 2))
     )
-    averaged = StepMean((), (), False, {"w0": 0.2, "w1": 0.3}, 0.0, 0.0, 2)
+    averaged = StepMean((), (), False, {}, {"w0": 0.2, "w1": 0.3}, 0.0, 0.0, 2)
     step, ledger = StepInReport(5, 1, 3, parts, 0.5, averaged, 6, {"w0", "w1"}), ShardLedger((10, 10), 0)
     told = {"w0": lm.Stepped(5, 1, 4, 1.0, 0.01), "w1": lm.Stepped(5, 1, 2, 4.0, 0.02)}
 

@@ -34,6 +34,7 @@ class StepMean:
 
     Attributes:
         headers, frames: Describe and hold the mean; there are no frames if it is in the shared memory.
+        arrays: The mean; in the shared memory, only until the next one.
         compute_s: How long each worker has read and computed.
         worker_sqnorm, sqnorm, noise_parts: As in `scavenger.domain.measurement.StepRecord`.
     """
@@ -41,6 +42,7 @@ class StepMean:
     headers: tuple[lm.TensorHeader, ...]
     frames: Sequence[Any]
     shared: bool
+    arrays: Mapping[str, lm.Array]
     compute_s: dict[str, float]
     worker_sqnorm: float
     sqnorm: float
@@ -104,7 +106,7 @@ class Exchange:
         if len(parts) == 1 and self._alone is not None:
             noise = self._alone.noise(means, samples[0])
         compute_s = {worker: entry.compute_s for worker, entry in pushed.items()}
-        return StepMean(headers, frames, shared, compute_s, *noise)
+        return StepMean(headers, frames, shared, means.arrays, compute_s, *noise)
 
 
 class SuccessiveSteps:

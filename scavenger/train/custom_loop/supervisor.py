@@ -48,6 +48,9 @@ from scavenger.train.supervisor.without_aggregators import WithoutAggregators
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.messages import Failed
 
+BEHIND_MIN, BEHIND_MAX, BEHIND_BYTES = 2, 20, 256 << 20
+"""By how many steps a worker that joins may be behind, and how many bytes of means may lie there for it."""
+
 
 class LoopSupervisor(WithoutAggregators):
     """Makes the steps of a loop; a subclass decides how many workers there are, and when training goes on.
@@ -180,7 +183,7 @@ class LoopSupervisor(WithoutAggregators):
                     if name == self._ends.evaluator and message.epoch == self._ends.epoch:
                         self._ends.evaluator = ""
                         self._report_epoch(message.epoch, message.metrics, message.took_s)
-                case lm.FinishedMessage() if name in self.members:
+                case lm.FinishedMessage() if self._trains(name):
                     self._replicas.add(unpack(name, message.tensors, frames))
                     self._handle(r.WorkerFinished(name))
                     self._workers.leave(name, "training has ended")
@@ -360,6 +363,8 @@ class LoopSupervisor(WithoutAggregators):
         step, epoch, view = action.step, rounds.ledger.epoch, rounds.view
         batch = rounds.in_effect.global_batch_size
         averaged = self._exchange.average(step, action.contributions)
+        gradient_bytes = sum(array.nbytes for array in averaged.arrays.values())
+        rounds.behind_max = max(BEHIND_MIN, min(BEHIND_MAX, BEHIND_BYTES // max(1, gradient_bytes)))
         step_time_s = self._watch.timer.stepped(self._clock())
         actions = rounds.handle(r.Averaged(step))
         members: tuple[str, ...] = ()
@@ -380,21 +385,33 @@ class LoopSupervisor(WithoutAggregators):
         view, steps = self._steps_of_view
         self._steps_of_view = (rounds.view, steps + 1 if view == rounds.view else 1)
         compare = len(published.workers) > 1 and (published.over or self._steps_of_view[1] == COMPARED_AFTER)
-        for worker in published.workers:
+        # one that is behind would find another mean in the shared memory
+        copied = (
+            lm.pack({name: array.copy() for name, array in averaged.arrays.items()})
+            if (averaged.shared and published.followers)
+            else (averaged.headers, averaged.frames)
+        )
+        for worker in (*published.workers, *published.followers):
+            follows = worker in published.followers
+            headers, frames = copied if follows else (averaged.headers, averaged.frames)
             mean = lm.MeanMessage(
                 published.step,
                 epoch,
                 published.over,
                 published.view,
                 published.members,
-                averaged.headers,
+                headers,
                 rounds.share(worker),
                 self._lr_scale,
-                averaged.shared,
+                averaged.shared and not follows,
                 samples,
-                compare,
+                compare and not follows,
             )
-            self._workers.send(worker, mean, averaged.frames)
+            self._workers.send(worker, mean, frames)
+
+    def _trains(self, worker: str) -> bool:
+        """Whether a worker applies the steps."""
+        return worker in self.members or (self._rounds is not None and worker in self._rounds.followers)
 
     @property
     def _lr_scale(self) -> float:
@@ -407,8 +424,9 @@ class LoopSupervisor(WithoutAggregators):
             held = self._checkpointer.held  # after a resume, no member can donate its state
             state = self._donation or (held.state if held is not None else {})
         headers, frames = lm.pack(state)
-        self._watch.timer.restart(self._clock())
         assert self._rounds is not None
+        if action.worker in self.members:  # the others wait for it
+            self._watch.timer.restart(self._clock())
         start = lm.StartMessage(
             action.step,
             action.epoch,

@@ -63,6 +63,8 @@ class LoopLink:
         self._place = MEAN
         self._since = self._between_s = 0.0
         self._compare = False
+        self._next: tuple[Any, list[bytes]] | None = None
+        """A message that has come before it is waited for."""
         self.step = self.view = 0
 
     @property
@@ -108,6 +110,9 @@ class LoopLink:
             case lm.GrantMessage():
                 fail_here("worker.leased")
                 return sdk.Granted(*msgspec.structs.astuple(message))
+            case lm.MeanMessage() if message.epoch > epoch:  # no step has ended the epoch
+                self._next = message, frames
+                return None
             case lm.MeanMessage():
                 return self._decode_step(message, frames)
             case _:
@@ -165,10 +170,11 @@ class LoopLink:
         self._send(lm.Stepped(self.step, epoch, samples, loss, update_s, sums))
         self._since = now
         # what is done between two epochs, as a schedule's step, belongs to the state that is asked for there
-        while not over and self._socket.socket.poll(0):
+        while not over and not self._next and self._socket.socket.poll(0):
             event = self._receive()
-            if event is not None:
+            if event is not None and not isinstance(event[0], lm.MeanMessage):
                 raise TrainingCodeError(f"unexpected {type(event[0]).__name__}")
+            self._next = event  # of a step that was made while this worker was behind
 
     def finish(self) -> None:
         """Report that the training function has returned; raises `Left` when the worker is ordered to end."""
@@ -201,7 +207,7 @@ class LoopLink:
     def _wait_for(self, *kinds: type[Any]) -> tuple[Any, list[bytes]]:
         """Wait for the next message of these kinds; messages that may come at any time are handled meanwhile."""
         while True:
-            event = self._receive()
+            event, self._next = self._next or self._receive(), None
             if event is None:
                 continue
             if not isinstance(event[0], kinds):
