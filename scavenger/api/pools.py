@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, ClassVar
 
 from scavenger.api.calls import Local, call
@@ -111,6 +111,8 @@ class SharedVms:
         spot: Whether workers have spot VMs.
         budget_usd: Of a calendar month, in UTC; null for no limit.
         left_usd: Of it, now; null for no limit.
+        idle: VMs that wait for the next job.
+        idle_usd: What VMs have cost while they waited, in this month.
     """
 
     infra: str
@@ -118,6 +120,8 @@ class SharedVms:
     spot: bool
     budget_usd: float | None
     left_usd: float | None
+    idle: int
+    idle_usd: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -403,7 +407,7 @@ def shared(
         free=max(0, seen.slots - int(seen.held.sum())),
         whole=pool.pool.whole,
         usd_per_slot_hour=pool.usd_per_slot_hour,
-        vms=_vms(pool),
+        vms=_vms(at, pool),
         number=0 if pool.allotment is None else pool.allotment.number,
         jobs=tuple(jobs),
         further=tuple(_gain(at, pool, one) for one in further),
@@ -411,16 +415,21 @@ def shared(
     )
 
 
-def _vms(pool: PoolStanding) -> SharedVms | None:
+def _vms(at: Local, pool: PoolStanding) -> SharedVms | None:
+    from scavenger.control.pools.rented import idle_vms
+
     vms = pool.pool.vms
     if vms is None:
         return None
+    idle, idle_usd = idle_vms(at.store, pool.pool, datetime.now(UTC))
     return SharedVms(
         infra=vms.infra,
         vm=vms.vm,
         spot=vms.spot,
         budget_usd=vms.budget_usd,
         left_usd=_finite(pool.means.left_usd),
+        idle=idle,
+        idle_usd=idle_usd,
     )
 
 

@@ -106,6 +106,8 @@ class FleetSpec:
         launches: Whether VMs are launched for it; False: it has only those that it takes over from other jobs.
         attempt: Incremented when the job is resumed: VMs that died and budget that ran out in an earlier attempt
             then no longer count.
+        pool: Of rented VMs, that the job is in; empty if it is in none.
+        pool_vms_max: No VM is launched for it while so many of the pool's jobs are there, those that end among them.
 
     Raises:
         ValueError: If a slot occurs twice or has no placement option, or a limit is impossible.
@@ -124,6 +126,8 @@ class FleetSpec:
     attempt: int = 1
     register_s: float = 600.0
     launches: bool = True
+    pool: str = ""
+    pool_vms_max: int = 0
 
     def options_of(self, slot: VmSlot) -> tuple[PlacementOption, ...]:
         """Placement options for the VM of a slot."""
@@ -210,7 +214,7 @@ class VmTimes:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """A VM is to go over from one job to another of the same process.
+    """A VM is to go over from one job to another.
 
     Attributes:
         slot: Its slot of the second one, at least of this generation.

@@ -61,6 +61,8 @@ class PoolVms:
         budget_usd: What all of them may cost in a calendar month, in UTC; None for no limit.
         job_usd_per_hour: What it is worth that a job ends an hour sooner; None for what the slots that it asked for
             cost in it.
+        least: So many stay, once jobs have rented them, however long they are idle.
+        idle_s: A VM without a job is kept for so long; None for as long as a VM takes to start.
     """
 
     infra: str
@@ -69,6 +71,8 @@ class PoolVms:
     usd_per_hour: float
     budget_usd: float | None = None
     job_usd_per_hour: float | None = None
+    least: int = 0
+    idle_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,13 @@ class PoolSettings(FrozenModel):
         default=None, description="With infra: their type; with nodes: the size of pods."
     )
     spot: bool = Field(default=False, description="With infra: whether workers have spot VMs.")
+    min: int = Field(
+        default=0, ge=0, le=100_000, description="With infra: VMs that stay, once rented, without a job."
+    )
     max: int | None = Field(default=None, ge=1, le=100_000, description="With infra: VMs at most.")
+    idle_duration: Duration | None = Field(
+        default=None, description="With infra: time that a VM waits for the next job; else that of a start."
+    )
     budget: Money | None = Field(
         default=None, description="With infra: most that its VMs may cost in a calendar month (UTC)."
     )
@@ -55,12 +61,9 @@ class PoolSettings(FrozenModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.infra is None:
-            rented = (
-                ("spot", "max", "budget", "hour")
-                if self.nodes is not None
-                else ("vm", "spot", "max", "budget", "hour")
-            )
-            given = [name for name in rented if name in self.model_fields_set]
+            rented = ("spot", "min", "max", "idle_duration", "budget", "hour")
+            names = rented if self.nodes is not None else ("vm", *rented)
+            given = [name for name in names if name in self.model_fields_set]
             if given:
                 raise fault("is for VMs that are rented, and needs infra, such as gcp/us-central1", given[0])
             if self.nodes is not None and self.vm is None:
@@ -72,6 +75,8 @@ class PoolSettings(FrozenModel):
             raise fault(f"must be given, for VMs of {self.infra}", "max" if self.vm else "vm")
         if self.slots is not None:
             raise fault("is for this machine; of rented VMs, say max", "slots")
+        if self.min > self.max:
+            raise fault(f"is above max, {self.max}", "min")
         return self
 
 
@@ -104,7 +109,9 @@ def pools_of(
             usd_per_hour = price(one.infra, one.vm, one.spot)
         except ConfigurationError as error:
             raise ConfigurationError(f"pool.{name}: {error}") from error
-        return PoolVms(one.infra, one.vm, one.spot, usd_per_hour, one.budget, one.hour)
+        return PoolVms(
+            one.infra, one.vm, one.spot, usd_per_hour, one.budget, one.hour, one.min, one.idle_duration
+        )
 
     for name, one in settings.items():
         if one.nodes is not None:

@@ -48,6 +48,11 @@ class AskRunner:
 
 
 @dataclass(frozen=True, slots=True)
+class StopRunner:
+    """End its process: the budget of its pool pays no longer for what it does, and it has not paused in time."""
+
+
+@dataclass(frozen=True, slots=True)
 class StartRunner:
     """Start another runner."""
 
@@ -67,10 +72,10 @@ class EndSubmission:
 
 @dataclass(frozen=True, slots=True)
 class PauseSubmission:
-    """The job waits in the queue again: its runner ended while it gave its slots back."""
+    """The job waits in the queue again: its runner ended while it gave its slots back, or was ended for that."""
 
 
-RunnerDecision = KeepRunner | AskRunner | StartRunner | EndSubmission | PauseSubmission
+RunnerDecision = KeepRunner | AskRunner | StopRunner | StartRunner | EndSubmission | PauseSubmission
 
 
 def rest_s(starts: RunnerStarts) -> float:
@@ -122,7 +127,13 @@ class Silences:
 
 
 def follow_runner(
-    seen: RunnerSeen, holder: Holder, *, silent_s: float, since_start_s: float, late: str = ""
+    seen: RunnerSeen,
+    holder: Holder,
+    *,
+    silent_s: float,
+    since_start_s: float,
+    late: str = "",
+    stopped: bool = False,
 ) -> RunnerDecision:
     """Decide what follows.
 
@@ -136,9 +147,12 @@ def follow_runner(
         silent_s: Time since the lease was last seen to be renewed; see `Silences`.
         since_start_s: Time since this server started the last runner; infinite if it started none.
         late: Why its job has not done what its pool asked for; empty if it has, or was asked about a moment ago.
+        stopped: Whether the budget of its pool pays for no more than the end of its VMs.
     """
     one = seen.submission
     if holder == "alive":
+        if stopped and not seen.ended:
+            return StopRunner()
         if silent_s > SILENT_S:
             return AskRunner(f"it has not renewed its lease for {silent_s:.0f} s")
         if late:
@@ -146,7 +160,11 @@ def follow_runner(
         return KeepRunner("it renews its lease")
     if holder == "unseen" and silent_s <= SILENT_S:
         return KeepRunner("it may live, and was not silent for long")
-    if seen.pausing and not one.cancelling and (not seen.ended or seen.job_state == "interrupted"):
+    if (
+        (seen.pausing or stopped)
+        and not one.cancelling
+        and (not seen.ended or seen.job_state == "interrupted")
+    ):
         return PauseSubmission()
     if seen.ended and seen.job_state is not None:
         return EndSubmission(seen.job_state.replace("_", " "))

@@ -200,6 +200,7 @@ def fleet_spec_document(spec: FleetSpec) -> dict[str, Any]:
         "attempt": spec.attempt,
         "register_s": spec.register_s,
         **({} if spec.launches else {"launches": False}),
+        **({"pool": spec.pool, "pool_vms_max": spec.pool_vms_max} if spec.pool else {}),
         **_template_document(spec.template),
     }
 

@@ -250,7 +250,8 @@ class IntentsPart(Part):
 
         Returns:
             False if nothing was written: the lease is another's, the slot's generation is taken, the job has ended,
-            was resumed or wants nothing here any more, has as many VMs as it may, or no money for one more.
+            was resumed or wants nothing here any more, it or its pool has as many VMs as it may, or no money for one
+            more.
         """
         with self._database.writing() as session:
             if held_lease(session, fence) is None or not _is_allowed(session, intent):
@@ -385,6 +386,17 @@ class IntentsPart(Part):
         with self._database.reading() as session:
             return tuple(intent_of(row) for row in session.scalars(query))
 
+    def parts_of(self, instance_ids: Collection[str]) -> tuple[Intent, ...]:
+        """What jobs had of these VMs one after the other, and the intents that they are now."""
+        query = select(IntentRow).where(IntentRow.instance_id.in_(instance_ids)).order_by(IntentRow.number)
+        with self._database.reading() as session:
+            return tuple(intent_of(row) for row in session.scalars(query))
+
+    def vms_of_pool(self, pool: str, provider: str, region: str) -> tuple[Intent, ...]:
+        """Intents of all jobs of a pool in a region that are not `GONE`, also of jobs that have ended."""
+        with self._database.reading() as session:
+            return tuple(map(intent_of, _of_pool(session, pool, provider, region)))
+
     def is_clean(self, job_id: str) -> bool:
         """Whether no VM of a job can be left: all of its intents are `GONE`."""
         query = select(func.count()).where(IntentRow.job_id == job_id, IntentRow.state != "GONE")
@@ -450,11 +462,27 @@ def _is_allowed(session: Session, intent: Intent) -> bool:
     """Whether the job may have one more VM; checked in the transaction that writes its intent."""
     key = (intent.job_id, intent.provider, intent.region)
     row = session.get(FleetSpecRow, key)
-    return (
-        row is not None
-        and fleet_spec_of(row).launches
-        and _may_take(session, key, intent.attempt, intent.charges.reserved_usd)
+    if row is None or not (spec := fleet_spec_of(row)).launches:
+        return False
+    if spec.pool and len(_of_pool(session, spec.pool, *key[1:])) >= spec.pool_vms_max:
+        return False
+    return _may_take(session, key, intent.attempt, intent.charges.reserved_usd)
+
+
+def _of_pool(session: Session, pool: str, provider: str, region: str) -> list[IntentRow]:
+    here = (IntentRow.state != "GONE", IntentRow.provider == provider, IntentRow.region == region)
+    same = (
+        (FleetSpecRow.job_id == IntentRow.job_id)
+        & (FleetSpecRow.provider == IntentRow.provider)
+        & (FleetSpecRow.region == IntentRow.region)
     )
+    query = (
+        select(IntentRow, FleetSpecRow.document)
+        .join(FleetSpecRow, same)
+        .where(*here)
+        .order_by(IntentRow.number)
+    )
+    return [row for row, document in session.execute(query) if document.get("pool") == pool]
 
 
 def _may_take(session: Session, key: tuple[str, str, str], attempt: int, reserved_usd: float) -> bool:

@@ -38,6 +38,8 @@ from scavenger.store.schema import JobRow, OperationRow
 
 KEPT = "study"
 """As `POOL`, of VMs that a study keeps between its trials."""
+VMS_OF = "vms_of"
+"""As `POOL`, of VMs that a pool keeps between its jobs: its name."""
 POOL = "pool"
 """Key of the place in the spec of a record that is no job's: of a pool that rents nodes."""
 
@@ -70,6 +72,11 @@ class OperationsPart(Part):
                 raise ConfigurationError(
                     f"{job.name} ({job.id[:8]}) is no job, but the VMs that study {job.spec[KEPT]} keeps; they end "
                     f"with process {job.owner_pid} on {job.owner_host}"
+                )
+            if VMS_OF in job.spec:
+                raise ConfigurationError(
+                    f"{job.name} ({job.id[:8]}) is no job, but the VMs that pool {job.spec[VMS_OF]} keeps; they end "
+                    f"with its server, process {job.owner_pid} on {job.owner_host}"
                 )
             name, request = f"job {job.name} ({job.id[:8]})", describe(operation)
             if job.state not in LIVE_STATES:

@@ -30,7 +30,7 @@ from scavenger.cloud.catalog.snapshot import read_snapshot
 from scavenger.cloud.identity import IdentityVerifier
 from scavenger.control.provisioning import fleet as module
 from scavenger.control.provisioning.fleet import Fleet
-from scavenger.control.provisioning.kept_vms import KeptVms
+from scavenger.control.provisioning.fleet_keeping import Keeper
 from scavenger.domain.configuration import Offer
 from scavenger.domain.intent import FleetSpec, PlacementOption
 from scavenger.domain.vm import VmPackage, VmRequest, VmSeen
@@ -143,10 +143,11 @@ class Scene:
         wait_max_s: float = 3600.0,
         verifier: IdentityVerifier | None = None,
         aggregators_on: tuple[int, ...] = (2,),
-        kept: KeptVms | None = None,
+        kept: Keeper | None = None,
         package: str = "scavenger-ml",
     ) -> Fleet:
         number, self.count = self.count, self.count + 1
+        pool, pool_vms_max = ("", 0) if kept is None else kept.pool
         code = self.folder / f"code-{number}"
         code.mkdir()
         small = tuple(PlacementOption("small", zone, False, 0.36) for zone in self.cloud.places)
@@ -164,6 +165,8 @@ class Scene:
                 budget_usd=budget_usd,
                 run_max_s=14 * 86_400.0,
                 attempt=attempt,
+                pool=pool,
+                pool_vms_max=pool_vms_max,
             ),
             package=VmPackage(requirement=package),
             options={AGGREGATORS: small, "small": cheap + small},

@@ -63,7 +63,7 @@ def test_three_trials_have_the_same_vms_and_the_study_ends_them(scene: Scene, ke
         assert kept.waiting == 3, number
         assert len(scene.cloud.agents) == 3
         assert set(instances(scene).values()) == {1}
-    taken = [re.search(r"taken over from the trial before: (\d+) VM", line) for line in scene.progress]
+    taken = [re.search(r"taken over from another job: (\d+) VM", line) for line in scene.progress]
     assert sum(int(found[1]) for found in taken if found) == 6  # however many at once
     keeper = scene.store.job(kept.record_id)
     assert (keeper.name, keeper.state, keeper.spec) == (KEEPER_NAME, "running", {"study": "rates"})
@@ -210,7 +210,7 @@ def test_wherever_the_process_is_killed_each_vm_is_one_jobs_and_another_process_
     monkeypatch.setattr(scene.store, "exchange_vms", killed)
     if of == "leaving":
         scene.engines[-1].close()
-        scene.fleets[-1]._leave_to_study()
+        scene.fleets[-1]._leave_vms()
     else:
         scene.fleet(scene.job(), kept=kept)
         scene.launch("w0")

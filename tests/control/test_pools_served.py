@@ -248,6 +248,11 @@ def test_jobs_of_a_pool_wait_when_its_budget_of_the_month_is_used_up(tmp_path: P
         world.decide()
         assert world.asked(first.id).operation.slots == 0  # type: ignore[union-attr]
 
+        assert world.pools.stopped == frozenset()  # it has time to save
+        store.note(first.id, "vms", 10.0, 10.0)
+        world.decide()
+        assert world.pools.stopped == {first.id}  # what is left pays for nothing any more
+
         world.serve()  # another server knows it, too
         second = world.submit("second")
         found = world.decide()

@@ -13,12 +13,13 @@ from scavenger_cli.commands.pool import pool_text
 from scavenger.api.calls import Local
 from scavenger.api.pools import show_pools
 from scavenger.control.jobs.pool_seat import PoolSeat
-from scavenger.control.pools.rented import apart_of
+from scavenger.control.pools.rented import KEEPER_NAME, apart_of
 from scavenger.control.service.server import configured_pools
 from scavenger.domain.job import JobSpec
 from scavenger.domain.pool import Pool, PoolAllotment, PoolShare, PoolVms
 from scavenger.errors import ConfigurationError
 from scavenger.store import Store
+from scavenger.store.operations import VMS_OF
 
 TABLE = '[pool.gpu]\ninfra = "gcp/us-central1"\nvm = "e2-standard-4"\nmax = 16\n'
 VMS = PoolVms("gcp/us-central1", "e2-standard-4", True, 0.1)
@@ -40,13 +41,15 @@ def settings(tmp_path: Path, text: str) -> Pool:
 
 @pytest.mark.usefixtures("prices")
 def test_a_pool_of_rented_vms_knows_their_price_with_disk_and_address(tmp_path: Path) -> None:
-    on_demand = settings(tmp_path, TABLE + 'budget = "$200"\nusers.ann = {most = 8}\n')
+    kept = 'min = 1\nidle_duration = "5m"\n'
+    on_demand = settings(tmp_path, TABLE + kept + 'budget = "$200"\nusers.ann = {most = 8}\n')
     spot = settings(tmp_path, TABLE + "spot = true\n")
 
     assert (on_demand.slots, on_demand.users["ann"].most) == (16, 8)
     assert on_demand.vms is not None
     assert spot.vms is not None
     assert (on_demand.vms.budget_usd, on_demand.vms.spot) == (200.0, False)
+    assert (on_demand.vms.least, on_demand.vms.idle_s, spot.vms.idle_s) == (1, 300.0, None)
     assert 0.5 < on_demand.vms.usd_per_hour < 0.52
     assert 0.2 < spot.vms.usd_per_hour < 0.22
 
@@ -61,7 +64,8 @@ def test_a_pool_of_rented_vms_knows_their_price_with_disk_and_address(tmp_path: 
         ),
         (TABLE.replace("max = 16\n", ""), "max must be given, for VMs of gcp/us-central1"),
         (TABLE + "slots = 2\n", "slots is for this machine; of rented VMs, say max"),
-        (TABLE + "min = 1\n", "pool.gpu"),
+        (TABLE + "min = 17\n", "min is above max, 16"),
+        ('[pool.gpu]\nidle_duration = "5m"\n', "idle_duration is for VMs that are rented"),
         (
             TABLE.replace("gcp/us-central1", "kubernetes/here"),
             "a pool rents VMs of a cloud, such as gcp/us-central1",
@@ -117,10 +121,13 @@ def test_what_is_left_of_a_budget_is_told(tmp_path: Path, monkeypatch: pytest.Mo
         store.put_allotment(PoolAllotment(pool, 1, {"gone": share}, (), datetime.now(UTC)))
         store.note("gone", "vms", 10.0, 50.0, name="gone", user="ann")
         store.note("another", "vms", 10.0, 70.0, name="another", user="ann")
+        keeper = store.create_job(KEEPER_NAME, spec={VMS_OF: "gpu"}, job_file="/nowhere").id
+        store.note(keeper, "vms", 10.0, 2.5)
         [found] = [one for one in show_pools(Local(store=store)).pools if one.name == "gpu"]
 
     assert found.vms is not None
-    assert (found.vms.budget_usd, found.vms.left_usd, found.free) == (200.0, 150.0, 8)
+    assert (found.vms.budget_usd, found.vms.left_usd, found.free) == (200.0, 147.5, 8)
     text = " ".join(str(line) for line in pool_text(found))
     assert "up to 8 spot VMs e2-standard-4 of gcp/us-central1" in text
-    assert "$150.00 of $200.00 are left of its budget of this month" in text
+    assert "$147.50 of $200.00 are left of its budget of this month" in text
+    assert "0 VMs without a job, which wait for the next; $2.50 were paid for that in this month" in text

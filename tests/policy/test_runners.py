@@ -19,10 +19,12 @@ from scavenger.policy.runners import (
     STARTS_MAX,
     AskRunner,
     EndSubmission,
+    Holder,
     KeepRunner,
     PauseSubmission,
     Silences,
     StartRunner,
+    StopRunner,
     follow_runner,
     given_up,
     rest_s,
@@ -71,6 +73,17 @@ def test_one_that_dies_while_it_gives_its_slots_back_waits_in_the_queue_unless_i
     assert isinstance(follow(replace(pausing, job_state="succeeded", ended=True), "dead"), EndSubmission)
     cancelled = replace(pausing, submission=replace(ONE, cancelling=True))
     assert isinstance(follow(cancelled, "dead"), EndSubmission)
+
+
+def test_one_whose_pool_cannot_pay_any_more_is_ended_at_once_and_its_job_waits_in_the_queue() -> None:
+    def stopped(seen: RunnerSeen, holder: Holder) -> object:
+        return follow_runner(seen, holder, silent_s=0.0, since_start_s=0.0, stopped=True)
+
+    ended = replace(SEEN, job_state="succeeded", ended=True)
+    assert stopped(SEEN, "alive") == StopRunner()
+    assert isinstance(stopped(ended, "alive"), KeepRunner)
+    assert stopped(SEEN, "dead") == PauseSubmission()
+    assert isinstance(stopped(ended, "dead"), EndSubmission)
 
 
 def test_the_submission_of_a_job_that_has_ended_ends() -> None:

@@ -304,6 +304,20 @@ def test_a_promise_is_worth_more_vms_than_their_price_is_without_one() -> None:
     assert slots(4 * 3600.0) == 1
 
 
+def test_a_search_ends_where_the_budget_pays_for_fewer_vms() -> None:
+    share = PoolShare(2, 2, 2, 1)
+    standing = JobStanding(1, "searching", 2, 1)
+    job = PoolJob("0", "ann", 0, 1, Sizes(1, 4, 4), 0.0, standing, share, queued=False)
+
+    def slots(vms: float, job: PoolJob) -> int:
+        means = Means(vms * 600.0 / 3600.0, 0.0)
+        decision = decided(Pool("gpu", 4, "even", vms=RENTED[1]), [job], 1, means=means)
+        assert decision.jobs[0].cut == (vms < 2.0 and job.searches)
+        return decision.slots["0"]
+
+    assert [slots(vms, job) for vms in (2.5, 1.5, 0.5)] == [2, 1, 0]
+
+
 def test_a_job_that_says_no_keeps_its_slots_and_nobody_is_promised_them() -> None:
     world = World(Pool("gpu", 4, "even"), random.Random(0))
     first = Job("first", "ann", 0, 1, Sizes(1, 4, 4))

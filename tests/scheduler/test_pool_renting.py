@@ -14,7 +14,7 @@ from properties import examples
 
 from scavenger.scheduler.jobs.allotting import Rules
 from scavenger.scheduler.jobs.policy_table import POLICIES
-from scavenger.scheduler.jobs.renting import Rental, Rented, rent, worthwhile
+from scavenger.scheduler.jobs.renting import Rental, Rented, Renting, idle_ended, rent, worthwhile
 from scavenger.scheduler.jobs.simulation import Run, Workload, simulate
 from scavenger.scheduler.jobs.values import Claims, Curves, Nodes, PoolSeen, Shares, Standing
 
@@ -114,6 +114,24 @@ def test_what_is_rented_is_within_bounds_and_worth_it(
         assert slots.sum() <= min(up, found.most)
         allowed = np.maximum(worthwhile(seen, rental, 0.0), seen.claims.asked)
         assert (slots <= allowed).all()
+
+
+@examples(100)
+@given(*(st.integers(0, 20) for _ in range(5)), st.integers(-20, 20))
+def test_vms_without_a_job_end_after_their_time_and_at_once_where_there_may_not_be_so_many(
+    idle: int, over: int, used: int, wanted: int, most: int, lacking: int
+) -> None:
+    over, there, wanted = min(over, idle), idle + used, min(wanted, most)
+    none = rent(pool(0), Rules(POLICIES["even"]), CENT, Rented(0)).allotment
+    ended = idle_ended(idle, over, there, Renting(none, wanted, most), lacking)
+    left = there - ended
+
+    assert 0 <= ended <= idle
+    assert left <= most or ended == idle
+    assert ended >= min(idle, lacking)
+    assert not (ended < over and left > wanted)
+    # none ends for which there is no reason
+    assert ended <= max(0, there - most, lacking, min(over, there - wanted))
 
 
 def test_a_vm_is_paid_for_from_its_request_until_it_has_been_idle_for_its_time() -> None:

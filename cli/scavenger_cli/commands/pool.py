@@ -82,6 +82,9 @@ def pool_text(one: pools.SharedPool) -> Iterator[RenderableType]:
     if vms is not None and vms.budget_usd is not None:
         left_usd = max(0.0, vms.left_usd or 0.0)
         yield Text(f"{money(left_usd)} of {money(vms.budget_usd)} are left of its budget of this month")
+    if vms is not None and (vms.idle or vms.idle_usd):
+        waiting = f"{plural(vms.idle, 'VM')} without a job, which {'waits' if vms.idle == 1 else 'wait'} for the next"
+        yield Text(f"{waiting}; {money(vms.idle_usd)} were paid for that in this month")
     if not one.jobs:
         yield Text("No job waits or runs.")
         return

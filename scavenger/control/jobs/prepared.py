@@ -27,7 +27,7 @@ from scavenger.train.training_folder import programs
 
 if TYPE_CHECKING:
     from scavenger.control.places.vms import RentedVms
-    from scavenger.control.provisioning.kept_vms import KeptVms
+    from scavenger.control.provisioning.fleet_keeping import Keeper
 
 _RENTED = (Where.VMS, Where.PODS, Where.RAY_PODS)
 """The places where machines are rented; all others are this one."""
@@ -68,7 +68,7 @@ def prepare_job(
     job_file: Path,
     *,
     warm: WarmServers | None = None,
-    kept: KeptVms | None = None,
+    kept: Keeper | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> PreparedJob:
     """Check a job as far as possible before it starts; starts nothing and spends nothing.
@@ -76,7 +76,7 @@ def prepare_job(
     Args:
         job_file: Its file, next to which its code is.
         warm: Fork servers that jobs of this program share on this machine; None: the job has its own.
-        kept: Keeps VMs between the trials of a study; None: those of the job end with it.
+        kept: Keeps VMs between jobs of a study or a pool; None: those of the job end with it.
         environ: The environment of who begins or submits it.
 
     Raises:
@@ -94,7 +94,7 @@ def prepare_job(
     return PreparedJob(job_file, folder, place)
 
 
-def _place(job: JobSpec, folder: Path, warm: WarmServers | None, kept: KeptVms | None) -> Place:
+def _place(job: JobSpec, folder: Path, warm: WarmServers | None, kept: Keeper | None) -> Place:
     kind, where = kind_of(job, folder), where_workers_are(job)
     check_needs(job, kind)
     Goal(job.goal).check_direction()
@@ -117,7 +117,7 @@ def _place(job: JobSpec, folder: Path, warm: WarmServers | None, kept: KeptVms |
     return ThisMachine(limited, gpus, left_out, warm=warm)
 
 
-def _rented(job: JobSpec, kind: Kind, where: Where, folder: Path, kept: KeptVms | None) -> RentedVms:
+def _rented(job: JobSpec, kind: Kind, where: Where, folder: Path, kept: Keeper | None) -> RentedVms:
     # a runner of a job on this machine begins a third sooner without what rents
     from scavenger.control.places.pods import RayPods, RentedPods
     from scavenger.control.places.vms import RentedVms

@@ -21,7 +21,7 @@ from scavenger.store import Store
 from scavenger.train.engines.warm import WarmServers
 
 if TYPE_CHECKING:
-    from scavenger.control.provisioning.kept_vms import KeptVms
+    from scavenger.control.provisioning.fleet_keeping import Keeper
 
 
 def resume_job(
@@ -32,7 +32,7 @@ def resume_job(
     confirm: Confirm | None,
     audit: bool = False,
     warm: WarmServers | None = None,
-    kept: KeptVms | None = None,
+    kept: Keeper | None = None,
     budget_usd: float | None = None,
     left_s: float | None = None,
     spec: JobSpec | None = None,

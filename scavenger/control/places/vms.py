@@ -37,7 +37,7 @@ from scavenger.control.places.room import Permitted
 from scavenger.control.places.vm_allocation import RentalCosts, VmAllocation
 from scavenger.control.provisioning.bill import counted_usd
 from scavenger.control.provisioning.fleet import Fleet, new_boot_key
-from scavenger.control.provisioning.kept_vms import KeptVms
+from scavenger.control.provisioning.fleet_keeping import Keeper
 from scavenger.control.provisioning.leader_meter import leader_of, leader_zone
 from scavenger.control.provisioning.providers import open_provider, open_verifier
 from scavenger.control.settings import settings_of, settings_path
@@ -98,7 +98,7 @@ class RentedVms(Place):
         *,
         kind: Kind = Kind.KERAS,
         notes: tuple[str, ...] = (),
-        kept: KeptVms | None = None,
+        kept: Keeper | None = None,
     ) -> None:
         self.job, self.environment, self.kind, self.kept, self._told = job, environment, kind, kept, notes
         self.questions = Questions()
@@ -457,6 +457,7 @@ class RentedVms(Place):
             {vm: self._zones(vm, template) for vm in {aggregator.vm, *(o.vm for o in offers)}}
         )
         budget_usd = job.constraints.budget
+        pool, pool_vms_max = ("", 0) if self.kept is None else self.kept.pool
         return FleetInputs(
             spec=FleetSpec(
                 job_id=record.id,
@@ -469,6 +470,8 @@ class RentedVms(Place):
                 budget_usd=math.inf if budget_usd is None else budget_usd,
                 template=template,
                 attempt=record.attempts,
+                pool=pool,
+                pool_vms_max=pool_vms_max,
             ),
             package=self.package(context.folder),
             options={

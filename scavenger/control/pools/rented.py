@@ -23,8 +23,13 @@ from scavenger.policy.admission import budget_period
 from scavenger.policy.provisioning.boots import usual_boot
 from scavenger.scheduler.jobs.seeing import Means
 from scavenger.store import Store
+from scavenger.store.operations import VMS_OF
 from scavenger.store.pools import ALLOTMENTS_MAX
+from scavenger.store.records import JobRecord
 
+KEEPER_NAME = "pool-vms"
+"""What the record of VMs that a pool keeps is called."""
+_KEEPERS_MAX = 1_000
 _STARTS_S = 300.0
 """How often the time is looked for that VMs take to start."""
 _OVERLAP = timedelta(seconds=60.0)
@@ -73,6 +78,19 @@ def apart_of(pool: Pool, job: JobSpec, job_file: str | Path) -> int:
     return int(kind_of(job, Path(job_file).resolve().parent).has_aggregators)
 
 
+def keepers_of(store: Store, pool: Pool) -> tuple[JobRecord, ...]:
+    """The records of the VMs that a pool keeps, or has kept, between its jobs."""
+    found = store.jobs(_KEEPERS_MAX, name=KEEPER_NAME)
+    return tuple(one for one in found if one.spec.get(VMS_OF) == pool.name)
+
+
+def idle_vms(store: Store, pool: Pool, now: datetime) -> tuple[int, float]:
+    """How many VMs of a pool wait for a job, and what VMs have cost in this month while they waited."""
+    keepers = [record.id for record in keepers_of(store, pool)]
+    waiting = [one for id in keepers for one in store.intents(id) if one.state == "UP"]
+    return len(waiting), store.spent_by(keepers, budget_period(now))
+
+
 class MeansKnown:
     """What a pool that rents its VMs can do, of what is on record; a server keeps it, so as not to read all again.
 
@@ -99,8 +117,15 @@ class MeansKnown:
         month = budget_period(now)
         for one in store.allotments(pool.name, ALLOTMENTS_MAX, since=max(month, self._known_until)):
             self._jobs |= one.shares.keys()
+        self._jobs |= {record.id for record in keepers_of(store, pool)}
         self._known_until = now - _OVERLAP
-        return Means(pool.vms.budget_usd - store.spent_by(self._jobs, month), self._start_s)
+        infra = Infra.parse(pool.vms.infra)
+        there = store.vms_of_pool(pool.name, infra.provider, infra.region)
+        return Means(
+            pool.vms.budget_usd - store.spent_by(self._jobs, month),
+            self._start_s,
+            sum(one.charges.usd_per_hour for one in there) / 3600.0,
+        )
 
 
 def _start_s(vms: PoolVms, history: Iterable[Intent]) -> float:

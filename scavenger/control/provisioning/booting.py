@@ -21,7 +21,9 @@ from scavenger.store import Store
 from scavenger.train.engines.vm.values import one_time_keys
 
 
-class _Boot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Boot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the VMs of a record reach their coordinator, and what they install."""
+
     endpoint: str
     server_key: str
     provider: str
@@ -30,7 +32,15 @@ class _Boot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def boot_document(endpoint: str, server_key: str, provider: str, package: VmPackage) -> str:
     """The user data of a job's intents: how its VMs reach its coordinator, and what they install."""
-    return msgspec.json.encode(_Boot(endpoint, server_key, provider, package)).decode()
+    return msgspec.json.encode(Boot(endpoint, server_key, provider, package)).decode()
+
+
+def read_boot(user_data: str) -> Boot | None:
+    """Read a boot document; None for other user data."""
+    try:
+        return msgspec.json.decode(user_data, type=Boot)
+    except msgspec.DecodeError:
+        return None
 
 
 def boot_way(user_data: str) -> tuple[str, str]:
@@ -38,11 +48,8 @@ def boot_way(user_data: str) -> tuple[str, str]:
 
     Ports and keys are left out, since each run may have others. Empty for user data that are no boot document.
     """
-    try:
-        boot = msgspec.json.decode(user_data, type=_Boot)
-    except msgspec.DecodeError:
-        return "", ""
-    return boot.endpoint.rpartition(":")[0], boot.package.name
+    boot = read_boot(user_data)
+    return ("", "") if boot is None else (boot.endpoint.rpartition(":")[0], boot.package.name)
 
 
 class BootingProvider(Provider):
@@ -67,7 +74,7 @@ class BootingProvider(Provider):
         if not key:
             raise CloudUnavailableError(f"job {request.tags.job_id[:8]} wants no VMs any more")
         try:
-            boot = msgspec.json.decode(request.template.user_data, type=_Boot)
+            boot = msgspec.json.decode(request.template.user_data, type=Boot)
         except msgspec.DecodeError as error:
             raise ConfigurationError(
                 f"intent {request.tags.token} does not say how to join: {error}"

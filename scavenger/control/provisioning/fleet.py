@@ -22,10 +22,10 @@ from scavenger.control.provisioning.boot_watch import BootWatch
 from scavenger.control.provisioning.booting import boot_document
 from scavenger.control.provisioning.fleet_agents import FleetAgents
 from scavenger.control.provisioning.fleet_boots import FleetBoots, failure_line
-from scavenger.control.provisioning.fleet_keeping import FleetKeeping
+from scavenger.control.provisioning.fleet_keeping import FleetKeeping, Keeper
 from scavenger.control.provisioning.fleet_meter import VmCostMeter
 from scavenger.control.provisioning.fleet_notes import FleetNotes
-from scavenger.control.provisioning.kept_vms import KeptVms, VmTransfer
+from scavenger.control.provisioning.kept_vms import VmTransfer
 from scavenger.control.provisioning.leader_meter import leader_of, steady_clock
 from scavenger.control.provisioning.ports import provisioning_of
 from scavenger.control.provisioning.vm_group import VmGroup, nothing_of
@@ -93,7 +93,7 @@ class Fleet:
         note: Shows a warning to the user.
         verifier: Verifies the identity of VMs that join, if `hosts` waits for that.
         config: Time limits and intervals of the provisioning; None for the defaults.
-        kept: Keeps VMs that the job does not need any more for the next trial of its study; None: they end.
+        kept: Keeps VMs that the job does not need any more for others of its study or pool; None: they end.
         make_engine: Makes the job's engine, as `HostEngine` is made.
         clock: Monotonic clock, seconds.
 
@@ -112,7 +112,7 @@ class Fleet:
         inform: Callable[[str], None] = lambda line: None,
         verifier: IdentityVerifier | None = None,
         config: ProvisioningConfig | None = None,
-        kept: KeptVms | None = None,
+        kept: Keeper | None = None,
         make_engine: Callable[..., HostEngine] = HostEngine,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -323,12 +323,12 @@ class Fleet:
         self._group.wake()
 
     def _exchange(self, kept: FleetKeeping, spec: FleetSpec) -> VmTransfer:
-        """As `want_vms`, but VMs go over to the study and come from it."""
+        """As `want_vms`, but VMs go over to what keeps them, and come from it."""
         done = self._exchanged(kept, spec)
         if done.taken:
             self._agents.admit(self._group.read(), self._plan.types)
             kept.send(done.taken)
-            self._notes.inform(f"taken over from the trial before: {plural(len(done.taken), 'VM')}")
+            self._notes.inform(f"taken over from another job: {plural(len(done.taken), 'VM')}")
         return done
 
     # ---- the end -------------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ class Fleet:
         if self._boots is not None:
             self._boots.stop()
         self._record_items()
-        self._leave_to_study()
+        self._leave_vms()
         self._agent_server.close()  # agents that receive this power off their VMs
         left = self._group.await_end(
             self._inputs.spec, within_s=limit_s, between=self._check_access, clock=self._clock
@@ -377,8 +377,8 @@ class Fleet:
         spent_usd = self.meter.spent_usd()
         return kept.exchange(spec, self.vms, self._agents, avoided=avoided, spent_usd=spent_usd)
 
-    def _leave_to_study(self) -> None:
-        """Let the study keep the VMs that are sound; the others end."""
+    def _leave_vms(self) -> None:
+        """Let the study or pool keep the VMs that are sound; the others end."""
         if self._kept is None or self._engine is None:
             return
         try:
@@ -386,7 +386,7 @@ class Fleet:
             self._agents.look(self._clock(), self._engine.placed)
             self._exchanged(self._kept, nothing_of(self._inputs.spec))
         except ScavengerError as error:
-            self._notes.note(f"the VMs end, and are not kept for the next trial: {error}")
+            self._notes.note(f"the VMs end, and are not kept for the next job: {error}")
         self._agent_server.await_moves(_MOVED_S)
 
     def _check_access(self) -> None:

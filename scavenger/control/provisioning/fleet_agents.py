@@ -56,7 +56,7 @@ class VmAgents:
     def acknowledge(self, now: float) -> None:
         """Record the VMs' heartbeats in the store."""
         for intent in map(self._intent_of, self._agent_server.heard()):
-            if now - self._acknowledged_at.get(intent, -ACKNOWLEDGE_S) >= ACKNOWLEDGE_S:
+            if intent and now - self._acknowledged_at.get(intent, -ACKNOWLEDGE_S) >= ACKNOWLEDGE_S:
                 self._store.acknowledge_vm(intent)
                 self._acknowledged_at[intent] = now
 
@@ -79,7 +79,7 @@ class VmAgents:
         self._renewed_at.pop(intent_id, None)
 
     def _intent_of(self, name: str) -> str:
-        """The id of the intent of a VM that the server knows by a name: the name itself."""
+        """The id of the intent of a VM that the server knows by a name: the name itself; empty if it is not known."""
         return name
 
     def _name_of(self, intent_id: str) -> str:

@@ -1,15 +1,16 @@
-"""What the fleet of a trial leaves to its study, and takes over from it."""
+"""What the fleet of a job leaves to its study or pool, and takes over from it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from typing import Protocol
 
 from scavenger.cloud.base import Provider
 from scavenger.cloud.identity import IdentityVerifier
 from scavenger.control.provisioning.fleet_agents import FleetAgents
+from scavenger.control.provisioning.joining import Endpoint, made_of
 from scavenger.control.provisioning.kept_place import Region
-from scavenger.control.provisioning.kept_vms import KeptVms, TrialEndpoint, VmTransfer
+from scavenger.control.provisioning.kept_vms import VmTransfer
 from scavenger.domain.intent import FleetSpec, Intent, VmSlot
 from scavenger.policy.provisioning.config import ProvisioningConfig
 from scavenger.policy.provisioning.fleet_plan import FleetInputs
@@ -19,12 +20,49 @@ from scavenger.store import Store
 from scavenger.train.engines.vm.agent_server import AgentServer
 
 
+class Keeper(Protocol):
+    """What keeps VMs between jobs: a study in the same process (`KeptVms`), or a pool's server in another one.
+
+    Attributes:
+        pool: Name of the pool of rented VMs, and how many all its jobs may have; nothing and 0 of a study.
+    """
+
+    @property
+    def pool(self) -> tuple[str, int]: ...
+
+    def exchange(
+        self,
+        region: Region,
+        spec: FleetSpec,
+        wants: TrialWants,
+        *,
+        leaving: Sequence[Intent] = (),
+        vacant: Sequence[VmSlot] = (),
+        returned_usd: float = 0.0,
+    ) -> VmTransfer:
+        """Store what a job wants, take over the VMs that it leaves, and give it those that it can use.
+
+        Args:
+            spec: What the job wants from now on.
+            wants: What its VMs may be.
+            leaving: Sound VMs of the job in no slot of `spec`, without processes.
+            vacant: Slots of `spec` without a VM.
+            returned_usd: What the job, if it ends, leaves of its budget.
+
+        Raises:
+            ScavengerError: The store cannot be used; nothing has gone over.
+        """
+
+    def send(self, region: Region, intents: Sequence[str], leader: Endpoint) -> None:
+        """Have the agents of VMs that a job has taken join it; it expects them already."""
+
+
 class FleetKeeping:
-    """One trial's side of the VMs that its study keeps; see `Fleet`."""
+    """One job's side of the VMs that are kept between jobs; see `Fleet`."""
 
     def __init__(
         self,
-        kept: KeptVms,
+        kept: Keeper,
         store: Store,
         provider: Provider,
         verifier: IdentityVerifier | None,
@@ -35,8 +73,7 @@ class FleetKeeping:
         self._kept, self._server, self._inputs = kept, server, inputs
         self._region = Region(store, provider, verifier, config, server.address, server.port)
         template = inputs.spec.template
-        # a template's user data is the job's own, and how long a VM may run is compared by itself
-        self._made_of = (replace(template, user_data="", run_max_s=1.0), inputs.package)
+        self._made_of = made_of(template, inputs.package)
         self._places = frozenset(option.key for options in inputs.options.values() for option in options)
 
     def exchange(
@@ -83,9 +120,8 @@ class FleetKeeping:
 
     def send(self, taken: Sequence[str]) -> None:
         """Have the agents of VMs that were taken join this trial."""
-        self._kept.send(
-            taken, TrialEndpoint(self._server.endpoint, self._server.server_key, self._server.boot_key)
-        )
+        server = self._server
+        self._kept.send(self._region, taken, Endpoint(server.endpoint, server.server_key, server.boot_key))
 
     def _wants(self, here: Iterable[Intent]) -> TrialWants:
         spec = self._inputs.spec

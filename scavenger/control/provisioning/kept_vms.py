@@ -19,7 +19,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from scavenger.control.provisioning.kept_place import DRAIN_S, LOOK_S, Region, WarmPool, place_of
+from scavenger.control.provisioning.joining import Endpoint
+from scavenger.control.provisioning.kept_place import (
+    DRAIN_S,
+    KEEPER_NAME,
+    LOOK_S,
+    Region,
+    WarmPool,
+    place_of,
+)
 from scavenger.domain.intent import FleetSpec, Handover, Intent, VmSlot
 from scavenger.errors import ScavengerError
 from scavenger.policy.provisioning.keeping import (
@@ -32,31 +40,14 @@ from scavenger.policy.provisioning.keeping import (
     unsuited,
 )
 from scavenger.policy.provisioning.money import reserve_usd
+from scavenger.store.operations import KEPT
 from scavenger.train.engines.vm import messages as m
-from scavenger.train.engines.vm.agent_server import one_time_keys
 
 Budgeted = Callable[[float, float, float], bool]
 """Told what waiting has cost, what it may cost yet, and what a trial that ends leaves of its budget; sets the second
 aside, and returns whether there is so much."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class TrialEndpoint:
-    """Where agents join a trial.
-
-    Attributes:
-        boot_key: Secret from which their one-time keys are derived.
-    """
-
-    endpoint: str
-    server_key: str
-    boot_key: bytes
-
-    def order(self, name: str) -> m.Move:
-        """The order to join it under a name."""
-        return m.Move(self.endpoint, self.server_key, name, one_time_keys(self.boot_key, name)[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +108,11 @@ class KeptVms:
         self._thread = threading.Thread(target=self._run, name="scavenger-kept", daemon=True)
 
     @property
+    def pool(self) -> tuple[str, int]:
+        """See `Keeper`."""
+        return "", 0
+
+    @property
     def waiting(self) -> int:
         """Number of VMs that wait."""
         return len(self._vms)
@@ -163,18 +159,7 @@ class KeptVms:
         vacant: Sequence[VmSlot] = (),
         returned_usd: float = 0.0,
     ) -> VmTransfer:
-        """Store what a trial wants, take over the VMs that it leaves, and give it those that it can use.
-
-        Args:
-            spec: What the trial wants from now on.
-            wants: What its VMs may be.
-            leaving: Sound VMs of the trial in no slot of `spec`, without processes.
-            vacant: Slots of `spec` without a VM.
-            returned_usd: What the trial, if it ends, leaves of its budget.
-
-        Raises:
-            ScavengerError: The store cannot be used; nothing has gone over.
-        """
+        """See `Keeper.exchange`."""
         with self._lock:
             place = self._open(region, bool(leaving))
             if place is None:
@@ -211,8 +196,8 @@ class KeptVms:
             done = self._carried_out(place, arrived, slots, taken, went)
             return replace(done, waiting=len(taken) < len(chosen))
 
-    def send(self, intents: Sequence[str], leader: TrialEndpoint) -> None:
-        """Tell the agents of VMs that a trial has taken where to join; it expects them already."""
+    def send(self, region: Region, intents: Sequence[str], leader: Endpoint) -> None:
+        """See `Keeper.send`."""
         with self._lock:
             if self._place is not None:
                 for intent_id in intents:
@@ -224,7 +209,8 @@ class KeptVms:
         if self._closing.is_set() or not self._idle_s:
             return None
         if self._place is None and needed:
-            self._place = WarmPool(self._study, region)
+            detail = f"VMs between trials of study {self._study}"
+            self._place = WarmPool(KEEPER_NAME, {KEPT: self._study}, detail, region)
             self._thread.start()
             atexit.register(self.close)
         place = self._place
@@ -309,7 +295,7 @@ class KeptVms:
                 log.info("VM %s is ended: the trial wants others", vm.intent.instance_id)
                 place.server.gone(vm.name, "it is not needed any more")
                 place.agents.names.pop(id, None)
-        here = TrialEndpoint(place.server.endpoint, place.server.server_key, place.server.boot_key)
+        here = Endpoint(place.server.endpoint, place.server.server_key, place.server.boot_key)
         orders = {}
         for vm in arrived:
             self._vms[vm.intent.id] = vm

@@ -28,7 +28,8 @@ from scavenger.domain.pool import JobStanding, Pool, PoolAllotment, PoolShare, p
 from scavenger.domain.submission import Backlog, RunnerSeen, Submission
 from scavenger.presentation.formatting import clean, duration, plural
 from scavenger.scheduler.jobs.moving import Move
-from scavenger.scheduler.jobs.seeing import PoolJob, Sizes
+from scavenger.scheduler.jobs.renting import Renting, is_used_up
+from scavenger.scheduler.jobs.seeing import PoolJob, Sizes, decided, rental_of
 from scavenger.scheduler.jobs.stepping import step_of, why_waiting
 from scavenger.store import Store
 
@@ -81,6 +82,8 @@ class Pools:
     Attributes:
         waiting: Why submissions wait, by their ids, as last decided.
         late: Why jobs have not done what they were told for longer than their limits, by their ids.
+        stopped: Jobs that are to be stopped at once, by their ids: the budget of their pool is used up.
+        renting: What is decided of the VMs of pools that rent them, and how long one waits for a job, by name.
     """
 
     def __init__(
@@ -97,6 +100,8 @@ class Pools:
         self._due_at = -math.inf
         self.waiting: Mapping[str, str] = {}
         self.late: Mapping[str, str] = {}
+        self.stopped: frozenset[str] = frozenset()
+        self.renting: dict[str, tuple[Renting, float]] = {}
 
     def due(self, backlog: Backlog, able: Collection[str]) -> bool:
         """Whether something has happened since the last decision, or it was long ago.
@@ -147,6 +152,7 @@ class Pools:
         told: list[str] = []
         waiting: dict[str, str] = {}
         late: dict[str, str] = {}
+        stopped: set[str] = set()
         again_s = DECIDE_S
         for name in sorted({_pool(one) for one in _all(backlog)} | set(self._pools)):
             if not name:
@@ -155,7 +161,13 @@ class Pools:
             if (pool := self._pools.get(name)) is None:
                 waiting |= {one.id: _missing(name) for one in here if one.id not in running}
                 continue
-            last = self._store.allotment(name)
+            last, means = self._store.allotment(name), self._means[name].at(now)
+            if (rental := rental_of(pool, means)) is not None:
+                renting = decided(pool, (), means=means).renting
+                assert renting is not None
+                self.renting[name] = renting, rental.idle_s
+                if is_used_up(means.left_usd, means.usd_per_s):
+                    stopped |= {one.id for one in here if one.id in running}
             if not here and last is not None and not last.shares and last.pool == pool:
                 continue  # a new pool is put on record, for those who ask for it before it has jobs
             shares = {} if last is None else last.shares
@@ -167,7 +179,9 @@ class Pools:
                 if one.id in running or one.id in able
             ]
             names = {one.id: one.job.name for one in here}
-            step = step_of(pool, jobs, last, names, now, self._means[name].at(now), there=names)
+            step = step_of(pool, jobs, last, names, now, means, there=names)
+            if step.renting is not None and rental is not None:
+                self.renting[name] = step.renting, rental.idle_s
             if step.allotment is not last:
                 self._store.put_allotment(step.allotment)
                 for line in step.allotment.moves:
@@ -185,7 +199,7 @@ class Pools:
         self._limits_s = {key: one for key, one in self._limits_s.items() if key in running}
         self._asked.forget(running)
         self._seen, self._due_at = self._signature(backlog, able), self._clock() + max(0.5, again_s)
-        self.waiting, self.late = waiting, late
+        self.waiting, self.late, self.stopped = waiting, late, frozenset(stopped)
         return PoolsDecided(frozenset(begin), waiting, tuple(told))
 
     def _tell(self, name: str, done: Sequence[Move], allotment: PoolAllotment) -> list[str]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from scavenger import logs
 from scavenger.control.jobs.job_run import JobRun
@@ -37,6 +38,9 @@ from scavenger.errors import (
     TransientError,
 )
 from scavenger.store import Store
+
+if TYPE_CHECKING:
+    from scavenger.control.provisioning.kept_by_pool import KeptByPool
 
 logger = logging.getLogger("scavenger.control.service.runner")
 
@@ -70,6 +74,7 @@ class Runner:
         self._store, self._submission, self._fence = store, submission, fence
         self._job: JobRun | None = None
         self._seat: PoolSeat | None = None
+        self._kept: KeptByPool | None = None
         self._done = threading.Event()
         self._stops = 0
         self._tried_at = time.monotonic()
@@ -153,6 +158,10 @@ class Runner:
         if (share := allotment.shares.get(one.id)) is None:
             raise TransientError(f"pool {allotment.pool.name} has no slots for it")
         before = store.standings([one.id]).get(one.id)
+        if allotment.pool.vms is not None:
+            from scavenger.control.provisioning.kept_by_pool import KeptByPool
+
+            self._kept = KeptByPool(name, allotment.pool.slots, one.job.user)
         return PoolSeat(
             f"pool {allotment.pool.name}",
             share,
@@ -179,8 +188,9 @@ class Runner:
                 audit=one.job.audit,
                 spec=spec,
                 seat=seat,
+                kept=self._kept,
             )
-        prepared = prepare_job(spec, Path(one.job.job_file))
+        prepared = prepare_job(spec, Path(one.job.job_file), kept=self._kept)
         return JobRun(
             prepared,
             store=store,

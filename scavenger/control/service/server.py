@@ -18,6 +18,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from scavenger.control.pools.keeper import PoolKeepers
 from scavenger.control.pools.rented import vm_usd_per_hour
 from scavenger.control.provisioning.lease_holder import holder_name
 from scavenger.control.service.holders import end_holder, state_of
@@ -31,6 +32,7 @@ from scavenger.control.training.operations import knock
 from scavenger.domain.intent import Fence, Lease
 from scavenger.domain.pool import Pool, differing
 from scavenger.domain.pool_settings import pools_of
+from scavenger.domain.report import JobState
 from scavenger.domain.submission import (
     SERVER_LEASE,
     Backlog,
@@ -57,6 +59,7 @@ from scavenger.policy.runners import (
     PauseSubmission,
     Silences,
     StartRunner,
+    StopRunner,
     follow_runner,
     given_up,
     rest_s,
@@ -75,6 +78,7 @@ IDLE_S = 60.0
 """How long a server that was started for a detached job stays when nothing is left to do, seconds."""
 RUNNER_LOG = "runner.log"
 """File name of a runner's output, beside the logs of the job's other processes."""
+_USED_UP = "what is left of the budget of its pool pays for the end of its VMs"
 _LOOK_S = 0.5
 _ROUND_S, _HEAR_S = 1.0, 0.1
 """Longest time between two rounds; how often a server looks whether it is woken before."""
@@ -146,6 +150,7 @@ class Server:
         self._limits = configured_limits() if limits is None else limits
         self._served = configured_pools() if pools is None else pools
         self._pools = Pools(store, self._served, clock=clock)
+        self._keepers = PoolKeepers(store, self._served)
         self._holder, me, now = holder_name(), store.me(), datetime.now(UTC)
         self.record = ServerRecord(
             id=str(uuid.uuid4()),
@@ -190,6 +195,7 @@ class Server:
         except ConfigurationError:
             self.close()
             raise
+        self._keepers.start()
 
     def _put(self) -> None:
         self._store.put_server(self.record, self._served.values())
@@ -263,8 +269,9 @@ class Server:
         self._put()
 
     def close(self) -> None:
-        """Leave the place to others. Runners go on; the next server adopts them."""
+        """Leave the place to others. Runners go on; the next server adopts them. VMs that wait for jobs end."""
         self._runners.close()
+        self._keepers.close()
         with suppress(ScavengerError):
             self._store.remove_server(self.record.id)
             if self._fence is not None:
@@ -354,6 +361,8 @@ class Server:
             backlog, limits = self.backlog(), self._limits_now()
             pooled, able = slotted(backlog, limits, resting)
             shared = self._pools.decide(backlog, able, self._lives, datetime.now(UTC))
+            for name, told in self._pools.renting.items():
+                self._keepers.told(name, *told)
             waits = {
                 job_id: shared.waiting.get(job_id, "") for job_id in pooled if job_id not in shared.begin
             }
@@ -418,6 +427,7 @@ class Server:
             silent_s=silent_s,
             since_start_s=self._since_start_s(one.id),
             late=self._pools.late.get(one.id, "") if due else "",
+            stopped=one.id in self._pools.stopped,
         )
         match decision:
             case AskRunner(reason, job=job):
@@ -429,12 +439,18 @@ class Server:
                     return
                 of_job(logger, one.id).warning("its runner is ended: %s, and does not answer", reason)
                 self._kill(seen)
+            case StopRunner():
+                of_job(logger, one.id).warning("its runner is ended: %s", _USED_UP)
+                self._kill(seen)
             case StartRunner():
                 of_job(logger, one.id).warning("its runner is gone, and another one is started")
                 self._start(one, seen.lease)
             case PauseSubmission():
                 if seen.lease is not None:
-                    self._store.pause_submission(seen.lease.fence, one.id, "paused")
+                    stopped = one.id in self._pools.stopped
+                    why = f"paused: {_USED_UP}" if stopped else "paused"
+                    self._finish(seen, "interrupted", why)  # its VMs end
+                    self._store.pause_submission(seen.lease.fence, one.id, why)
             case EndSubmission():
                 self._end(seen, decision)
 
@@ -461,19 +477,19 @@ class Server:
     def _end(self, seen: RunnerSeen, decision: EndSubmission) -> None:
         """End a submission whose runner is dead, and the job if it has not ended."""
         one = seen.submission
-        if seen.job_state is not None and not seen.ended:
-            with suppress(ScavengerError):  # another server may have ended it
-                self._store.finish_job(
-                    one.id,
-                    state="interrupted" if decision.cancelled else "failed",
-                    report=None,
-                    error=decision.reason,
-                    exit_code=None,
-                )
+        self._finish(seen, "interrupted" if decision.cancelled else "failed", decision.reason)
         if self._store.end_submission(
             None if seen.lease is None else seen.lease.fence, one.id, decision.reason
         ):
             of_job(logger, one.id).info("%s", decision.reason)
+
+    def _finish(self, seen: RunnerSeen, state: JobState, reason: str) -> None:
+        """End the job of a runner that is dead, if it has not ended."""
+        if seen.job_state is not None and not seen.ended:
+            with suppress(ScavengerError):  # another server may have ended it
+                self._store.finish_job(
+                    seen.submission.id, state=state, report=None, error=reason, exit_code=None
+                )
 
     def _since_start_s(self, job_id: str) -> float:
         return self._clock() - self._started_at.get(job_id, -math.inf)

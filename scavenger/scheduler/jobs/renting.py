@@ -22,6 +22,9 @@ from scavenger.scheduler.jobs.worth import alone_s
 
 _AHEAD_S = 600.0
 """A VM is rented, and kept, if it can be paid until it has started and for so long: jobs can save what they have."""
+END_S = 180.0
+"""From the decision to end a VM until it is not paid for any more: until the next decision, with what was not charged
+yet (30 s), two looks of a reconciler and its call to the cloud (120 s), and what a cloud takes to end it."""
 _ROUNDING = 1e-9
 
 
@@ -102,6 +105,26 @@ def rent(seen: PoolSeen, rules: Rules, rental: Rental, rented: Rented) -> Rentin
     wanted = min(most, max(rental.least, slots_of(wished)))
     up = min(rented.up, most)
     return Renting(allot(_priced(seen, rules.policy, rental, up, 0.0), rules), wanted, most)
+
+
+def is_used_up(left_usd: float, usd_per_s: float) -> bool:
+    """Whether what is left of a budget pays for no more than the end of the VMs that are there.
+
+    Jobs were to pause before, since VMs are kept only while they can be paid for `_AHEAD_S`.
+    """
+    return left_usd <= usd_per_s * END_S
+
+
+def idle_ended(idle: int, over: int, there: int, renting: Renting, lacking: int = 0) -> int:
+    """How many VMs without a job end now, those that have been idle for longest first.
+
+    Args:
+        idle: VMs without a job.
+        over: Of these, those that have been idle for their time.
+        there: All VMs.
+        lacking: VMs that jobs wait for, which find no room beside those that are there, and cannot use these.
+    """
+    return max(0, min(idle, max(there - renting.most, lacking, min(over, there - renting.wanted))))
 
 
 def slots_of(allotment: Allotment) -> int:

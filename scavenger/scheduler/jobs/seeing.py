@@ -16,7 +16,7 @@ from scavenger.scheduler.jobs.deadlines import CAUTIOUS, kept_shares, promised
 from scavenger.scheduler.jobs.filling import level_up
 from scavenger.scheduler.jobs.policies import Fair, Patience
 from scavenger.scheduler.jobs.policy_table import POLICIES
-from scavenger.scheduler.jobs.renting import Rental, priced_claims
+from scavenger.scheduler.jobs.renting import Rental, Renting, priced_claims, slots_of
 from scavenger.scheduler.jobs.values import Allotment, Claims, Curves, Nodes, PoolSeen, Shares, Standing
 
 _EXPONENT = 0.8
@@ -65,7 +65,7 @@ class PoolJob:
         group: None if it is in none.
         changed_s: Since its share was last changed while it trained; infinite if it never was.
         due_s: From now until its deadline; infinite for none.
-        cut: Whether its search is to end, as a job that is more urgent waits for its slots.
+        cut: Whether its search is to end, as a job that is more urgent waits for its slots, or they cannot be paid.
     """
 
     id: str
@@ -227,10 +227,12 @@ class Means:
     Attributes:
         left_usd: Of its budget of this month; infinite without one.
         start_s: From the request of a VM until it has joined its job.
+        usd_per_s: Price of all VMs that are there; 0 where there is no budget.
     """
 
     left_usd: float = inf
     start_s: float = 0.0
+    usd_per_s: float = 0.0
 
 
 def rental_of(pool: Pool, means: Means) -> Rental | None:
@@ -242,6 +244,8 @@ def rental_of(pool: Pool, means: Means) -> Rental | None:
         vms.usd_per_hour / 3600.0,
         means.start_s,
         most=pool.slots,
+        least=vms.least,
+        idle_s=means.start_s if vms.idle_s is None else vms.idle_s,
         job_usd_per_s=None if hour is None else hour / 3600.0,
     )
 
@@ -323,12 +327,14 @@ class PoolDecision:
     """What was seen of a pool, and what follows.
 
     Attributes:
-        jobs: The rows of the other two: all jobs but those that are being paused, with what they have answered.
+        jobs: The rows of the next two: all jobs but those that are being paused, with what they have answered.
+        renting: Of a pool that rents its VMs; else None.
     """
 
     jobs: tuple[PoolJob, ...]
     seen: PoolSeen
     allotment: Allotment
+    renting: Renting | None = None
 
     def promised(self, row: int) -> bool:
         """Whether a job's deadline is promised."""
@@ -367,10 +373,12 @@ def decided(
     fits = sum(job.told + job.sizes.apart for job in rows if job.told) <= slots
     if not fits:  # it was made smaller: nothing waits for what a change has cost
         rows = tuple(replace(job, changed_s=inf) for job in rows)
+    if not fits and rental is not None:  # so many cannot be paid: nor does it wait for a search
+        rows = tuple(replace(job, cut=job.searches) for job in rows)
     seen, rules = seen_of(pool, rows, number, means), rules or rules_of(pool, users_of(rows))
     allotment = allot(seen, rules)
     if (cut := _cut_off(rows, allotment, rules)).any() and not pool.whole:
-        fewer = tuple(replace(job, cut=bool(ends)) for job, ends in zip(rows, cut, strict=True))
+        fewer = tuple(replace(job, cut=job.cut or bool(ends)) for job, ends in zip(rows, cut, strict=True))
         wider = seen_of(pool, fewer, number, means)
         other = allot(wider, rules)
         if _waits(fewer, other, rules) < _waits(rows, allotment, rules):
@@ -380,7 +388,12 @@ def decided(
     ).any() and fits:  # others are paused in their place, each once
         seen = replace(seen, standing=replace(seen.standing, fixed=seen.standing.fixed | early))
         allotment = allot(seen, rules)
-    return PoolDecision(rows, seen, allotment)
+    renting = (
+        None
+        if rental is None
+        else Renting(allotment, min(slots, max(rental.least, slots_of(allotment))), slots)
+    )
+    return PoolDecision(rows, seen, allotment, renting)
 
 
 def _waits(rows: Sequence[PoolJob], allotment: Allotment, rules: Rules) -> set[str]:

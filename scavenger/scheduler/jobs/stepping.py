@@ -10,6 +10,7 @@ from scavenger.domain.pool import ANOTHERS, Pool, PoolAllotment
 from scavenger.presentation.formatting import plural
 from scavenger.scheduler.jobs.explaining import explain, further
 from scavenger.scheduler.jobs.moving import Move, Wanted, moves, next_allotment
+from scavenger.scheduler.jobs.renting import Renting
 from scavenger.scheduler.jobs.seeing import (
     Means,
     PoolDecision,
@@ -34,12 +35,14 @@ class PoolStep:
         moves: What is done now.
         slots: Of the pool; of VMs that are rented, as many as can be paid.
         again_s: Seconds until the policy may say something else.
+        renting: What is decided of VMs that are rented; else None.
     """
 
     allotment: PoolAllotment
     moves: tuple[Move, ...]
     slots: int
     again_s: float
+    renting: Renting | None = None
 
 
 def step_of(
@@ -77,7 +80,7 @@ def step_of(
     if following is None:
         assert last is not None
         following = last
-    return PoolStep(following, done, slots, decision.allotment.again_s)
+    return PoolStep(following, done, slots, decision.allotment.again_s, decision.renting)
 
 
 def _wanted(decision: PoolDecision) -> dict[str, Wanted]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from scavenger.scheduler.jobs.renting import Rental, Rented, Renting
+from scavenger.scheduler.jobs.renting import Rental, Rented, Renting, idle_ended
 
 MONTH_S = 30 * 86_400.0
 """After which a budget is whole again."""
@@ -86,14 +86,10 @@ class VirtualVms:
         for _ in range(self._used, used):
             self._idle_since.pop()
         self._used = used
-        while self.there > renting.most and (self._ready_s or self._idle_since):
-            (self._ready_s or self._idle_since).pop()
-        while (
-            self._idle_since
-            and self.there > renting.wanted
-            and self._idle_since[0] + self._rental.idle_s <= now_s
-        ):
-            self._idle_since.pop(0)
+        while self.there > renting.most and self._ready_s:
+            self._ready_s.pop()
+        over = sum(since + self._rental.idle_s <= now_s for since in self._idle_since)
+        del self._idle_since[: idle_ended(len(self._idle_since), over, self.there, renting)]
         for _ in range(renting.wanted - self.there):
             self._ready_s.append(now_s + self._rental.start_s)
             self._started += 1
