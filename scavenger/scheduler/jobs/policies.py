@@ -192,7 +192,8 @@ class Fifo(Patient):
 
     def plan(self, seen: PoolSeen, patience: Patience) -> Plan:
         """See `Policy.plan`."""
-        return rigid(seen, ranked(seen, patience, ~seen.runs), keeps=seen.standing.waited_s < patience.kept_s)
+        keeps = seen.standing.waited_s < patience.kept_s
+        return _until_none_stops(seen, rigid(seen, ranked(seen, patience, ~seen.runs), keeps=keeps))
 
     def again_s(self, seen: PoolSeen, patience: Patience, plan: Plan, slots: IntArray) -> float:
         """See `Policy.again_s`: slots are kept for nobody for longer than that."""
@@ -236,7 +237,12 @@ class Even(Patient):
         least, most = beginning(seen, order, keeps)
         rows, slots = seen.arrival, np.zeros_like(least)
         slots[rows] = level_up(least[rows], most[rows], seen.slots)
-        return elastic(seen, order, slots, keeps)
+        return _until_none_stops(seen, elastic(seen, order, slots, keeps))
+
+
+def _until_none_stops(seen: PoolSeen, plan: Plan) -> Plan:
+    """A plan of those that run first, which is another one once a job that runs has stopped for want of slots."""
+    return replace(plan, tentative=plan.tentative or bool((seen.runs & (plan.slots == 0)).any()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,14 +271,15 @@ class Fair(Patient):
         seen = _one_of_each_user(seen, patience)
         ahead = fixed & seen.runs | raised(seen, patience)
         begins = admit(ranked(seen, patience), np.where(ahead, need, 0), seen.slots)
-        within, reached = ahead.copy(), np.zeros(seen.jobs)
+        floor, within, reached = np.where(begins, need, 0), ahead.copy(), np.zeros(seen.jobs)
         for level in np.unique(claims.priority[~ahead])[::-1].tolist():
             rows = mine[(~ahead & (claims.priority == level))[mine]]
             _begin_within_parts(
-                seen.slots, rows, claims.user, need, useful, part[:users], begins, within, reached
+                seen.slots, rows, claims.user, need, useful, part[:users], floor, within, reached
             )
+        begins = floor > 0
         order = ranked(seen, patience, ~within, reached)
-        least, most = np.where(begins, need, 0), np.where(begins, useful, 0)
+        least, most = floor, np.where(begins, useful, 0)
         of_user = np.bincount(claims.user, least, users).astype(np.int64)
         most_of_user = np.bincount(claims.user, most, users).astype(np.int64)
         cap = level_up(of_user, most_of_user, seen.slots, part[:users] if self.parts else None)
@@ -304,37 +311,44 @@ def _begin_within_parts(
     need: IntArray,
     useful: IntArray,
     part: FloatArray,
-    begins: BoolArray,
+    floor: IntArray,
     within: BoolArray,
     reached: FloatArray,
 ) -> None:
     """Let jobs begin that fit into the parts of their users; others into what those cannot use.
+
+    Where somebody does not fit, since slots are kept for the parts of others, these have them, and not jobs of a lower
+    priority.
 
     Args:
         slots: Of the pool.
         rows: Jobs of one priority, by user, and of each user in his order.
         user, need, useful: Of all jobs.
         part: Of each user.
-        begins: Who has begun already, to which those that begin are added.
+        floor: What each job has that has begun, at least; those that begin are added.
         within: To which those are added that are in their users' parts.
         reached: Set to what the user has for his part when the job begins.
     """
     users, of = len(part), user[rows]
-    has = np.bincount(user, np.where(begins, need, 0), users).astype(np.int64)
-    could_use = np.bincount(user, np.where(begins, useful, 0), users)
+    has = np.bincount(user, floor, users).astype(np.int64)
+    could_use = np.bincount(user, np.where(floor > 0, useful, 0), users)
     cap = level_up(has, (could_use + np.bincount(of, useful[rows], users)).astype(np.int64), slots, part)
     total = np.cumsum(need[rows])
     begin = np.searchsorted(of, of)
     total = total - (total - need[rows])[begin] + has[of]
     reached[rows] = total / part[of]
     fits = (total <= cap[of]) & (need[rows] > 0)
-    begins[rows[fits]] = within[rows[fits]] = True
-    has = np.bincount(user, np.where(begins, need, 0), users)
-    could_use = np.bincount(user, np.where(begins, useful, 0), users)
-    kept = np.maximum(has, np.minimum(cap, could_use))
-    over = rows[~fits]
+    own, over = rows[fits], rows[~fits]
+    floor[own], within[own] = need[own], True
+    has = np.bincount(user, floor, users).astype(np.int64)
+    could_use = np.bincount(user, np.where(floor > 0, useful, 0), users)
+    kept = np.maximum(has, np.minimum(cap, could_use.astype(np.int64)))
     order = over[np.argsort(reached[over], kind="stable")]
-    begins |= admit(order, np.where(np.isin(np.arange(len(need)), over), need, 0), slots - int(kept.sum()))
+    admitted = admit(order, np.where(np.isin(np.arange(len(need)), over), need, 0), slots - int(kept.sum()))
+    if (need[over] > 0).sum() > admitted.sum():
+        begun = np.flatnonzero(floor)
+        floor[begun] = level_groups(floor[begun], np.maximum(useful, floor)[begun], kept, user[begun])
+    floor[admitted] = need[admitted]
 
 
 @dataclass(frozen=True, slots=True)
