@@ -252,6 +252,7 @@ class _NoOperations:
     """Nobody asks for anything."""
 
     refusing = ""
+    cuts = False
 
     def heard(self) -> bool:
         return False

@@ -15,7 +15,7 @@ from waiting import PATIENCE_S
 from scavenger.domain.script import Script
 from scavenger.errors import NotSupportedError, TrainingCodeError
 from scavenger.sdk.rows import Rows
-from scavenger.train.custom_loop.script import look_at
+from scavenger.train.fit_process import find_fit
 
 pytestmark = pytest.mark.slow
 
@@ -76,8 +76,8 @@ def test_a_rate_that_the_job_scales_must_be_asked_for(tmp_path: Path) -> None:
             job.to_the_end()
 
 
-def test_a_script_is_looked_at_as_far_as_its_first_epoch() -> None:
-    found = look_at(Script(_SCRIPT, ("--epochs", "3")), str(JOBS), 0)
+def test_a_script_is_looked_at_as_far_as_its_first_epoch(tmp_path: Path) -> None:
+    found = find_fit(Script(_SCRIPT, ("--epochs", "3")), JOBS, log=tmp_path / "log", prepares=True)
 
     assert (found.epochs, found.samples, found.batch_size) == (3, 500, OWN)
     assert (found.model, found.weights, found.metrics) == ("a pytree", 6 * 8 + 8 * 2 + 2, ("steps",))

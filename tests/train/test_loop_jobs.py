@@ -22,7 +22,7 @@ from scavenger.sdk import LoopJob
 from scavenger.train.custom_loop import messages as lm
 from scavenger.train.custom_loop.epoch_ends import EpochEnds
 from scavenger.train.custom_loop.exchange import StepMean, SuccessiveSteps
-from scavenger.train.custom_loop.gradient_memory import MEAN, GradientMemory
+from scavenger.train.custom_loop.gradient_memory import MEAN, STATES, GradientMemory
 from scavenger.train.custom_loop.mean import weighted_mean
 from scavenger.train.custom_loop.reports import EpochLosses, StepInReport, manifest_of
 from scavenger.train.transport.block_file import create_block
@@ -188,3 +188,19 @@ def test_other_arrays_are_told_apart_in_the_shared_memory(block: int) -> None:
 
     with pytest.raises(TrainingCodeError, match="w0 and w1 pushed different arrays"):
         weighted_mean([("w0", 1, one), ("w1", 1, other)], step=4)
+
+
+def test_the_memory_of_a_state_is_given_back_and_that_of_others_stays(block: int) -> None:
+    state, gradient = {"w": np.arange(50_000.0)}, lm.headers_of({"w": np.zeros(3)})
+    memory, headers = GradientMemory(block), lm.headers_of(state)
+    donor, joiner = memory.of_states(), GradientMemory(block).of_states()
+    memory.arrays(1, gradient)["w"][:] = 3.0
+    for place in (STATES, STATES + 1):
+        np.copyto(donor.arrays(place, headers)["w"], state["w"])
+    before = os.fstat(block).st_blocks
+
+    memory.give_back(STATES, headers[0].bytes)
+
+    assert os.fstat(block).st_blocks < before - headers[0].bytes // 1024
+    np.testing.assert_array_equal(joiner.arrays(STATES + 1, headers)["w"], state["w"])
+    assert (memory.arrays(1, gradient)["w"] == 3.0).all()

@@ -1,9 +1,10 @@
-"""Shared memory through which the workers of a custom training loop and their supervisor exchange gradients.
+"""Shared memory through which the workers of a custom training loop and their supervisor exchange gradients and states.
 
 Place 0 holds the mean, each other place what one worker pushes. A place begins where its number says, whatever the
 arrays are: they may change from step to step, and some workers are a step ahead of others. The memory between places is
-never touched, so there is none. Nobody writes to a place that another reads:
-a worker writes once it has the mean of the step before, and the mean is written once every member has pushed.
+never touched, so there is none. Nobody writes to a place that another reads: a worker writes once it has the mean of
+the step before, and the mean is written once every member has pushed. Each state that a member donates has a place of
+its own, whose memory is given back when those that join have loaded it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from scavenger.train.custom_loop.messages import Array, TensorHeader
 
 MEAN = 0
 """The place of the mean."""
+STATES = 1 << 12
+"""The first of the places of states."""
 _ALIGNED = 64
 _PLACE_BYTES = 1 << 36
 """From the begin of a place to that of the next, more than any arrays take."""
@@ -35,6 +38,16 @@ class GradientMemory:
         self._fd = fd
         self._headers: tuple[TensorHeader, ...] = ()
         self._mapped: dict[int, dict[str, Array]] = {}
+
+    def of_states(self) -> GradientMemory:
+        """The same memory, for arrays that are described otherwise."""
+        return GradientMemory(self._fd)
+
+    def give_back(self, place: int, size: int) -> None:
+        """Give back the memory of a place that nobody reads any more."""
+        if size > 0 and hasattr(mmap, "MADV_REMOVE"):
+            with mmap.mmap(self._fd, size, offset=place * _PLACE_BYTES) as block:
+                block.madvise(mmap.MADV_REMOVE)
 
     def arrays(self, place: int, headers: Sequence[TensorHeader]) -> dict[str, Array]:
         """The arrays at a place, which may be written to; the same ones at every call with the same headers.

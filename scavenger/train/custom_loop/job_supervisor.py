@@ -184,8 +184,8 @@ class LoopJobSupervisor(LoopSupervisor):
     def _ask_state(self, worker: str) -> None:
         self._workers.send(worker, lm.DonateMessage(self.step))
 
-    def _donated(self, name: str, step: int, state: dict[str, lm.Array]) -> None:
-        super()._donated(name, step, state)
+    def _keep(self, step: int, state: dict[str, lm.Array]) -> None:
+        super()._keep(step, state)
         self._kept = (step, state)
         if step == self._best_wanted:
             self._checkpointer.best = state

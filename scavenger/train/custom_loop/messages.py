@@ -90,10 +90,11 @@ class Push(_Message, frozen=True):
 
 
 class DonatedState(_Message, frozen=True):
-    """A worker's replica in the state after `step`."""
+    """A worker's replica in the state after `step`; it follows, or is at a place of the shared memory."""
 
     step: int
     tensors: tuple[TensorHeader, ...]
+    place: int = -1
 
 
 class Stepped(_Message, frozen=True):
@@ -136,6 +137,7 @@ class StartMessage(_Message, frozen=True):
         share: Samples that the worker reads in a step; 0 if it chooses that itself.
         lr_scale: Factor for the learning rate.
         place: The worker's place in the shared memory; -1 for none.
+        state: The place of the state in it; -1 if it follows.
     """
 
     step: int
@@ -147,6 +149,7 @@ class StartMessage(_Message, frozen=True):
     share: int = 0
     lr_scale: float = 1.0
     place: int = -1
+    state: int = -1
 
 
 class GrantMessage(_Message, frozen=True):
@@ -192,9 +195,10 @@ class Evaluate(_Message, frozen=True):
 
 
 class DonateMessage(_Message, frozen=True):
-    """Request for a worker's replica; see `scavenger.elastic.rounds.Donate`."""
+    """Request for a worker's replica, at a place of the shared memory if one is given; see `elastic.rounds.Donate`."""
 
     step: int
+    place: int = -1
 
 
 class LeaveMessage(_Message, frozen=True):

@@ -29,6 +29,7 @@ from scavenger.train.custom_loop import messages as lm
 from scavenger.train.custom_loop.comparing import COMPARED_AFTER
 from scavenger.train.custom_loop.epoch_ends import EpochEnds
 from scavenger.train.custom_loop.exchange import Exchange, StepMean, unpack
+from scavenger.train.custom_loop.gradient_memory import STATES
 from scavenger.train.custom_loop.reports import (
     EpochLosses,
     Replicas,
@@ -90,6 +91,11 @@ class LoopSupervisor(WithoutAggregators):
         self._view = 0
         self._exchange = Exchange(workers, measures_alone=waits)
         self._donation: dict[str, lm.Array] = {}
+        self._states = 0
+        """States that members were asked to put into the shared memory."""
+        self._place_of_state = -1
+        self._loading: dict[int, tuple[int, set[str]]] = {}
+        """By place of a state its bytes, and who loads it."""
         self._watch = LoopWatch(workers, timeouts, self._ends, clock)
         self._losses, self._replicas = EpochLosses(), Replicas()
         self._step: StepInReport | None = None
@@ -164,6 +170,7 @@ class LoopSupervisor(WithoutAggregators):
                 case lm.ReplicaBuilt() if name in self._workers.starting:
                     self._arrived(name, message)
                 case lm.AskMessage():
+                    self._loaded({name})
                     if not self._ends.holds(name, message.step, message.epoch):
                         self._handle(r.Asked(name, message.step, message.epoch))
                 case lm.Push():
@@ -173,7 +180,7 @@ class LoopSupervisor(WithoutAggregators):
                     self._exchange.take(name, message, frames)
                     self._handle(r.Pushed(name, message.view, message.step, part))
                 case lm.DonatedState():
-                    self._donated(name, message.step, unpack(name, message.tensors, frames))
+                    self._donated(name, message, frames)
                 case lm.Stepped():
                     self._losses.add(message.epoch, message.loss, message.samples)
                     if self._step is not None and self._step.step == message.step:
@@ -205,11 +212,40 @@ class LoopSupervisor(WithoutAggregators):
         self._events.append(Started(name, self._workers.age_s(name)))
         self._handle(r.WorkerArrived(name, self.engine.host(name)))
 
-    def _donated(self, name: str, step: int, state: dict[str, lm.Array]) -> None:
+    def _donated(self, name: str, donated: lm.DonatedState, frames: Sequence[bytes]) -> None:
+        memory, place = self._workers.memory, donated.place
+        if memory is not None and STATES <= place < STATES + self._states:
+            state = memory.of_states().arrays(place, donated.tensors)
+            self._place_of_state = place
+            self._loading[place] = sum(header.bytes for header in donated.tensors), set()
+        else:
+            state = unpack(name, donated.tensors, frames)
         self._donation = state
-        self._handle(r.Donated(name, step))
-        self._donation = {}
+        self._handle(r.Donated(name, donated.step))
+        if self._place_of_state < 0:
+            self._keep(donated.step, state)
+        self._donation, self._place_of_state = {}, -1
+        self._loaded(set())
+
+    def _keep(self, step: int, state: dict[str, lm.Array]) -> None:
+        """Take a state that was sent."""
         self._checkpointer.take(step, state)
+
+    def _loaded(self, workers: set[str]) -> None:
+        """Note that workers have loaded their states, and give back the memory that nobody reads any more."""
+        alive = set(self.alive) - workers if self._loading else set()
+        for place, (size, readers) in list(self._loading.items()):
+            readers &= alive
+            if not readers and self._workers.memory is not None:
+                self._workers.memory.give_back(place, size)
+                del self._loading[place]
+
+    def _state_place(self, step: int) -> int:
+        """Where a member is to put its state; -1 if it is to send it, as where it is written as a checkpoint."""
+        if self._workers.memory is None or self._checkpointer.due(step):
+            return -1
+        self._states += 1
+        return STATES + self._states - 1
 
     def _write(self) -> None:
         """Write the checkpoint that is ready, if there is one."""
@@ -332,7 +368,8 @@ class LoopSupervisor(WithoutAggregators):
                     self._start(action, len(rounds.members))
                 case r.Donate():
                     self._want_checkpoint(action.step)
-                    self._workers.send(action.worker, lm.DonateMessage(action.step))
+                    donate = lm.DonateMessage(action.step, self._state_place(action.step))
+                    self._workers.send(action.worker, donate)
                 case r.Leave():
                     self._let_go(action.worker, action.reason)
                 case r.Evict():
@@ -423,7 +460,10 @@ class LoopSupervisor(WithoutAggregators):
         if action.load:
             held = self._checkpointer.held  # after a resume, no member can donate its state
             state = self._donation or (held.state if held is not None else {})
-        headers, frames = lm.pack(state)
+        place = self._place_of_state if action.load and state is self._donation else -1
+        headers, frames = lm.pack(state) if place < 0 else (lm.headers_of(state), [])
+        if place >= 0:
+            self._loading[place][1].add(action.worker)
         assert self._rounds is not None
         if action.worker in self.members:  # the others wait for it
             self._watch.timer.restart(self._clock())
@@ -437,6 +477,7 @@ class LoopSupervisor(WithoutAggregators):
             self._rounds.share(action.worker),
             self._lr_scale,
             self._workers.place(action.worker),
+            place,
         )
         self._workers.send(action.worker, start, frames)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import logging
@@ -95,7 +96,10 @@ class LoopLink:
         fail_here("worker.joining")
         self._send(lm.ReplicaBuilt(tuple(sizes), lm.headers_of(state()), metrics, apart))
         start, frames = self._wait_for(lm.StartMessage)
-        if start.load:
+        if start.load and start.state >= 0 and self._memory is not None:
+            shared = self._memory.of_states().arrays(start.state, start.tensors)
+            load({name: array.copy() for name, array in shared.items()})
+        elif start.load:
             load(lm.unpack(start.tensors, frames))
         self.step, self.view = start.step, start.view
         self._place = max(MEAN, start.place)
@@ -222,9 +226,7 @@ class LoopLink:
             case lm.LeaveMessage():
                 raise sdk.Left(message.reason)
             case lm.DonateMessage():
-                assert self._state is not None
-                headers, state = lm.pack(self._state())
-                self._send(lm.DonatedState(self.step, headers), state, copy=True)
+                self._donate(message.place)
                 return None
             case lm.Evaluate():
                 self._send(self._evaluated(message.epoch))
@@ -233,6 +235,20 @@ class LoopLink:
                 return message, frames
             case _:
                 return None
+
+    def _donate(self, place: int) -> None:
+        """Send the replica, or put it where the worker that joins reads it, so that nothing waits behind it."""
+        assert self._state is not None
+        state = self._state()
+        if place >= 0 and self._memory is not None:
+            headers = lm.headers_of(state)
+            with contextlib.suppress(OSError):  # there is no room
+                for name, array in self._memory.of_states().arrays(place, headers).items():
+                    np.copyto(array, state[name])
+                self._send(lm.DonatedState(self.step, headers, place))
+                return
+        headers, frames = lm.pack(state)
+        self._send(lm.DonatedState(self.step, headers), frames, copy=True)
 
     def _evaluated(self, epoch: int) -> lm.EvaluatedMessage:
         began = time.monotonic()
