@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Most of the suite's time is spent waiting for processes, so three run at once; a file's tests share what they set up.
-TEST_JOBS ?= 3
+# Most of the suite's time is spent waiting for processes, so four run at once; a file's tests share what they set up.
+TEST_JOBS ?= 4
 PARALLEL = --numprocesses $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
 # A busy machine can be too slow for a test that waits: what fails is tried once more, and named if it then passes.
 AGAIN := --reruns 1 --reruns-delay 5 --rerun-show-tracebacks -r fER
