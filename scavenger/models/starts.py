@@ -28,7 +28,8 @@ STALL_LOG_SD = 0.3
 ENDING_S = {True: (2.0, 0.3), False: (0.3, 0.8)}
 """Saving the model and ending the processes, seconds, and what its ln is uncertain by, with TensorFlow and without.
 
-With it 1.4 s on two quiet processors, 1.9 to 3 s on busy ones; without, 0.1 to 1 s (`benchmarks script_runs`).
+With it 1.4 s on two quiet processors, 1.9 to 3 s on busy ones; without, few readings of a tenth to three tenths of a
+second, so with a wide spread. `scavenger explain JOB` tells what it took.
 """
 
 PRIOR_JOBS = 3.0
