@@ -362,11 +362,13 @@ def test_limits_are_held_against_the_rest_of_the_way_and_what_is_spent(tmp_path:
     decision = decided(search, trainer)
     assert decision.predicted is not None
     needed_s = decision.predicted.time_s
-    whole = decision.choice.point.time_s if isinstance(decision.choice, Choice) else 0.0
+    whole = decision.choice.point.time_s
 
     assert 0.2 < decision.progress < 0.6
-    assert trainer.stall is not None  # of the change to the choice
-    stall_s = trainer.stall.median_s
+    assert isinstance(decision.choice, Choice)
+    stall = trainer.stall(decision.choice.configuration)
+    assert stall is not None  # of the change to the choice
+    stall_s = stall.median_s
     assert needed_s == pytest.approx(spent_s + stall_s + (1 - decision.progress) * whole + END.median_s)
     assert needed_s < spent_s + whole
     for deadline, kind in ((needed_s * 1.01, Choice), (needed_s * 0.5, Infeasible)):
@@ -411,12 +413,46 @@ def test_the_pause_of_a_program_that_starts_again_is_in_the_prediction_and_its_i
     ahead = run_ahead(trainer, decision.told, decision.curve, choice, end=END)
     found, without = (predict_run(trainer, choice, one) for one in (ahead, replace(ahead, stall=None)))
 
-    assert trainer.stall is not None
-    assert found.time_s == pytest.approx(without.time_s + trainer.stall.median_s)
-    assert trainer.stall.median_s == pytest.approx(20.0, rel=0.1)
+    stall = trainer.stall(other.configuration)
+    assert stall is not None
+    assert found.time_s == pytest.approx(without.time_s + stall.median_s)
+    assert stall.median_s == pytest.approx(20.0, rel=0.1)
     assert found.time_interval_s[1] > without.time_interval_s[1] + 20.0
     here = replace(choice, point=decision.curve.find(trainer.configuration) or other)
     assert run_ahead(trainer, decision.told, decision.curve, here, end=END).stall is None
+
+
+def test_a_change_of_the_batch_alone_is_known_apart_from_that_of_workers(tmp_path: Path) -> None:
+    """A program that takes its batches from the job is started again for other workers alone."""
+    _, trainer = searched(Scripted(epoch_steps=10**6), tmp_path)
+    now, history = trainer.configuration, trainer.history
+    assert now is not None
+    batch = replace(now, global_batch_size=2 * now.global_batch_size)
+    workers = replace(now, workers=now.workers + 1)
+    found = []
+    for stalls in (
+        ([], [], []),
+        ([], [], [8.0]),
+        ([4.0], [], [8.0]),
+        ([4.0], [0.5], [8.0]),
+        ([], [0.5], [8.0]),
+    ):
+        history.stalls_s, history.batch_stalls_s, history.program_starts_s = stalls
+        pauses = [
+            trainer.stall(batch),
+            trainer.stall(workers),
+            trainer.stall(now, workers),
+            trainer.stall(workers, batch),
+        ]
+        found.append([None if one is None else one.median_s for one in pauses])
+
+    assert found == [
+        [None] * 4,
+        [pytest.approx(8.0)] * 4,
+        [pytest.approx(4.0)] * 4,
+        [pytest.approx(value) for value in (0.5, 4.0, 4.0, 4.0)],
+        [pytest.approx(value) for value in (0.5, 8.0, 8.0, 8.0)],
+    ]
 
 
 def test_a_program_stays_where_it_is_if_its_start_takes_longer_than_a_change_saves(tmp_path: Path) -> None:

@@ -121,7 +121,11 @@ class PoolSeat:
         differs = told != (now.state, now.held, now.size, now.obeyed, now.refusing)
         if differs or self._clock() - self._curve_at > _CURVE_S:
             self._curve_at = self._clock()
-            stall = trainer.stall
+            here = trainer.configuration
+            other = (
+                None if here is None else replace(here, workers=here.workers + 1)
+            )  # of as many workers as it may be
+            stall = None if other is None else trainer.stall(other)
             now = replace(
                 now,
                 rate=workflow.rate,

@@ -101,7 +101,7 @@ def _pause(trainer: Trainer, there: Configuration) -> Lasting | None:
     """What pauses training until it goes on at a configuration; None if nothing is known to."""
     if trainer.configuration is None:
         return trainer.program_start
-    return None if trainer.configuration == there else trainer.stall
+    return None if trainer.configuration == there else trainer.stall(there)
 
 
 def predict_run(trainer: Trainer, choice: Choice, rest: RunAhead) -> Predicted:

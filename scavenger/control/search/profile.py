@@ -184,7 +184,8 @@ def repeat_first(
         return search
     takes_s = (steps + VIEWS * VIEW_WARM_UP_STEPS) * first.step_time_s
     since_s = trainer.elapsed_s - search.first_at_s
-    pause_s = 0.0 if trainer.stall is None else VIEWS * trainer.stall.mean_s
+    stall = trainer.stall(configuration)
+    pause_s = 0.0 if stall is None else VIEWS * stall.mean_s
     if not worth_repeating(since_s=since_s, takes_s=takes_s, lost=lost, left_s=left_s, pause_s=pause_s):
         return search
     until_s = trainer.elapsed_s + SLOWER_MAX * takes_s

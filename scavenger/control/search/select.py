@@ -245,10 +245,16 @@ def switch_to(choice: Choice, trainer: Trainer) -> SwitchCost:
     there = choice.configuration
     missing = max(0, there.workers - trainer.ready_on(there.vm))
     setup_s = trainer.setup_s if missing and not choice.point.setup_s else 0.0
-    stall_s = 0.0 if trainer.stall is None else trainer.stall.mean_s  # in which nothing is trained
+    stall_s = _stall_s(trainer, there)  # in which nothing is trained
     starting = setup_s * trainer.workers_usd_per_hour(there.vm, missing)
     standing = stall_s * trainer.workers_usd_per_hour(there.vm, there.workers)
     return SwitchCost(stall_s, (starting + standing) / 3600.0)
+
+
+def _stall_s(trainer: Trainer, there: Configuration, now: Configuration | None = None) -> float:
+    """What a change of view pauses training for on average; see `Trainer.stall`."""
+    found = trainer.stall(there, now)
+    return 0.0 if found is None else found.mean_s
 
 
 def worth_from_now(job: JobSpec, trainer: Trainer) -> Callable[[float], float] | None:
@@ -309,8 +315,9 @@ def judged(search: Search, model: JobModel, trainer: Trainer, space: SearchSpace
     share = steps * next_.global_batch_size / (float(curve.epochs[there]) * model.dataset_size)
     waiting = _waiting(curve, choice, trainer.configuration, setup_s)
     # A change of view there, and one on to the choice, which is made anyway unless the job is there.
-    changes = 2 if trainer.configuration == choice.configuration else 1
-    stall_s = 0.0 if trainer.stall is None else changes * trainer.stall.mean_s
+    stall_s = _stall_s(trainer, next_)
+    if trainer.configuration == choice.configuration:
+        stall_s += _stall_s(trainer, choice.configuration, next_)
     measuring = SwitchCost(
         max(0.0, steps_s - share * choice.point.time_s) + waiting.time_s + stall_s,
         max(0.0, steps_s * usd_per_s - share * choice.point.cost_usd)

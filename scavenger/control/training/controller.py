@@ -315,7 +315,7 @@ class Controller:
         if (change := self._view.change(record)) is not None:
             actions += [Write("view", change), Notify(change)]
             if self._view.count > 1 and self._asked is not None and change.reason == self._asked.reason:
-                self.history.stalls_s.append(change.stall_s)
+                self.history.stalled(change.stall_s, same_workers=self._view.same_workers)
         return [*actions, *self._tell_noise(report), ReportStep(record)]
 
     def _tell_noise(self, report: m.StepReport) -> list[Action]:

@@ -75,7 +75,8 @@ class TrainingHistory:
         departures: Workers that left while the job continued.
         setup_s: Time from launch until ready of each worker that became ready, seconds.
         program_starts_s: Seconds from each start of a program, which is started anew for each view, to its first step.
-        stalls_s: How long each change of view that was asked for paused training, seconds; without the first view.
+        stalls_s: How long each change of workers that was asked for paused training, seconds; without the first view.
+        batch_stalls_s: The same of changes with the same workers, as of the batch size.
         too_many: Fewest samples that did not fit into the memory of a worker's device at once; None if all did.
         aggregator_waits: The last undisturbed steps that tell what they waited for each aggregator, oldest first.
         joined_at_s: When each worker's first view took effect, seconds since the job began.
@@ -94,6 +95,7 @@ class TrainingHistory:
         self.setup_s: list[float] = []
         self.program_starts_s: list[float] = []
         self.stalls_s: list[float] = []
+        self.batch_stalls_s: list[float] = []
         self._first_steps: list[StepRecord] = []
         """The first steps of the attempt's first view, and its first partial batch."""
         self.too_many: int | None = None
@@ -215,6 +217,10 @@ class TrainingHistory:
         """Record that a view of these workers has taken effect."""
         for worker in workers:
             self.joined_at_s.setdefault(worker, at_s)
+
+    def stalled(self, took_s: float, *, same_workers: bool) -> None:
+        """Record how long a change of view that was asked for paused training, seconds."""
+        (self.batch_stalls_s if same_workers else self.stalls_s).append(took_s)
 
     def stepped(
         self, report: m.StepReport, configuration: Configuration | None, *, disturbed: bool, at_s: float

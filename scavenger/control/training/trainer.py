@@ -171,13 +171,21 @@ class Trainer(Controller):
         """How long another worker takes to start."""
         return further_start(self.starts, self.earlier_starts)
 
-    @property
-    def stall(self) -> Lasting | None:
-        """How long the next change of view pauses training; None if nothing of this job tells.
+    def stall(self, there: Configuration, now: Configuration | None = None) -> Lasting | None:
+        """How long a change of view to a configuration pauses training; None if nothing of this job tells.
 
-        Before the first change, that of a program that is started anew for each view is its start.
+        A change of the batch size alone is another one than a change of workers: each is known by those of its kind,
+        before the first of them by the other kind. Before any change, that of a program that is started anew for each
+        view is its start.
+
+        Args:
+            now: The configuration that it is a change of; by default the job's own.
         """
-        return stall(self.history.stalls_s or self.history.program_starts_s)
+        now, history = now or self.configuration, self.history
+        kinds = [history.stalls_s, history.program_starts_s, history.batch_stalls_s]
+        if now is not None and (now.vm, now.workers) == (there.vm, there.workers):
+            kinds = [history.batch_stalls_s, history.stalls_s, history.program_starts_s]
+        return stall(next(filter(None, kinds), ()))
 
     @property
     def program_start(self) -> Lasting | None:
@@ -331,7 +339,10 @@ class Trainer(Controller):
             Whether the configuration was reached: False if training finished or the move was given up before, or if
             lost workers could not be replaced.
         """
-        if self.stall is not None and self.stall.median_s > STALL_MAX * self.further_start.median_s:
+        here = self.configuration
+        apart = None if here is None or meanwhile is None else replace(here, global_batch_size=meanwhile)
+        pause = None if apart is None else self.stall(apart)
+        if pause is not None and pause.median_s > STALL_MAX * self.further_start.median_s:
             meanwhile = None  # training would be paused for what it gains until the workers are ready
         self._handle(Gather(target, meanwhile, keep))
         gathered = self.wanted

@@ -16,6 +16,7 @@ class ViewInEffect:
 
     Attributes:
         configuration: The configuration that it stands for; None before the first view.
+        same_workers: Whether the view before it had the same workers: the batch size, or the rate, alone has changed.
         steps: Number of its steps so far.
         count: Number of views so far.
     """
@@ -24,6 +25,7 @@ class ViewInEffect:
         self._body: ViewBody | None = None
         self.configuration: Configuration | None = None
         self.steps = self.count = 0
+        self.same_workers = False
 
     @property
     def number(self) -> int:
@@ -43,6 +45,8 @@ class ViewInEffect:
         """
         if body.number <= self.number:
             return False
+        before = () if self._body is None else self._body.members
+        self.same_workers = [one.worker for one in before] == [one.worker for one in body.members]
         self._body, self.steps, self.count = body, 0, self.count + 1
         self.configuration = Configuration(vm, len(body.members), body.global_batch_size)
         return True

@@ -56,6 +56,8 @@ class Attempt:
         began_s, heard_s: When it began, and when it was last heard of, monotonic seconds.
         request: What the program was asked.
         reporting: Whether the program reports by `scavenger_report`, so that it sees requests.
+        live: Whether it takes its batches from the job, so that it is asked for others while it trains.
+        changing: What it was asked to go on as, as `target` for which it was started; None if nothing, or once it has.
         ended: Exit status of the processes that have ended.
         ending: Whether it is being ended.
         until_s: When its processes are killed.
@@ -73,6 +75,8 @@ class Attempt:
     request: cm.AskProgram
     states: WholeStates
     reporting: bool = False
+    live: bool = False
+    changing: Target | None = None
     ended: dict[str, int] = field(default_factory=dict)
     ending: bool = False
     until_s: float = math.inf

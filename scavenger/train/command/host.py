@@ -188,12 +188,7 @@ class CommandHost:
 
     def _ask(self, request: cm.AskProgram) -> None:
         path = self._folder / f"attempt-{request.attempt}" / "request"
-        content = {
-            "save_at": request.save_at,
-            "end_at": request.end_at,
-            "epoch": request.epoch,
-            "stop": request.stop,
-        }
+        content = msgspec.structs.asdict(request)
         with contextlib.suppress(OSError):
             part = path.with_suffix(".part")
             part.write_text(json.dumps(content))

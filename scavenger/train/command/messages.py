@@ -29,6 +29,8 @@ class Record(msgspec.Struct, frozen=True):
         norms: Mean squared norm of parts of the batch, squared norm of the whole, number of parts.
         successive: Squared norm of the gradient, and its product with that of the step before, if there was one.
         every_rank: Whether every process saves a part of a checkpoint.
+        live: Whether the program takes its batches from the job, which may change them between two steps.
+        view: Of a step of such a program, the number of the newest view that it was told of.
         world: Number of the program's processes.
         done: Why training is over, by the program's own decision; empty if it is not.
         error: The exception.
@@ -46,6 +48,8 @@ class Record(msgspec.Struct, frozen=True):
     compute_s: float | None = None
     samples_per_epoch: _Count | None = None
     every_rank: bool = False
+    live: bool = False
+    view: _Count = 0
     world: _Count | None = None
     done: Annotated[str, msgspec.Meta(max_length=500)] = ""
     path: str = ""
@@ -181,6 +185,10 @@ class AskProgram(_Message, frozen=True):
     end_at: int = -1
     epoch: int = -1
     stop: bool = False
+    view: int = 0
+    view_at: int = -1
+    global_batch_size: int = 0
+    lr_scale: float = 1.0
 
 
 class End(_Message, frozen=True):

@@ -7,6 +7,7 @@ A command counts its steps, from its checkpoint on when it is started again. Her
     the first of an attempt, else          the view, and one step with the samples of all up to n
     n <= newest                            nothing: it was told before
     n > newest                             steps up to n, each with an equal part of the time
+    the first of a live change             the view, and the step; its time is that of the change
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ class CommandProgress:
         told_epochs: Whether the command tells of the ends of epochs.
         done: Why training is over by the program's own decision; empty if it has not told so.
         newest: The newest epoch that the program told of; None before.
+        changing: What a program that trains on was asked to go on as; None if nothing, or once it has.
     """
 
     def __init__(self, step: int = 0, epoch: int = 0, samples: int = 0) -> None:
@@ -90,6 +92,7 @@ class CommandProgress:
         self.step_time_s = 0.0
         self.stepped = self.told_epochs = False
         self._group = AttemptProcesses(0, (), 0)
+        self.changing: AttemptProcesses | None = None
         self.done = ""
         self.newest: EpochTold | None = None
         self._whole = step == 0
@@ -109,8 +112,12 @@ class CommandProgress:
     def begin(self, group: AttemptProcesses) -> None:
         """Begin another attempt."""
         self._group, self.stepped, self._at_s, self._sqnorm = group, False, None, 0.0
-        self.done, self._whole = "", self._whole and self.samples == 0
+        self.done, self._whole, self.changing = "", self._whole and self.samples == 0, None
         self._batches.add(group.global_batch_size)
+
+    def change(self, group: AttemptProcesses) -> None:
+        """Note that the same processes were asked to go on with another batch size, or learning rate."""
+        self.changing = group
 
     def take(self, record: Record, now: float) -> list[Event]:
         """What a record of the attempt means.
@@ -145,6 +152,8 @@ class CommandProgress:
             return []
         passed_s = 0.0 if self._at_s is None else max(0.0, record.at_s - self._at_s)
         self._at_s, self._since_s = record.at_s, now
+        if self.changing is not None and record.view == self.changing.view:
+            return self._changed(step, record, passed_s)
         if count > _STEPS_AT_ONCE_MAX:
             return [self._report(step, record, passed_s, group.global_batch_size * count)]
         self.step_time_s, self._every = passed_s / count, max(self._every, count)
@@ -152,6 +161,32 @@ class CommandProgress:
         return [
             self._report(at, record, self.step_time_s, samples) for at in range(step - count + 1, step + 1)
         ]
+
+    def _changed(self, step: int, record: Record, passed_s: float) -> list[Event]:
+        """The first step of a live change: what of its time is not known to be computing is the change's."""
+        assert self.changing is not None
+        self._group, self.changing = self.changing, None
+        self._sqnorm = 0.0
+        self._batches.add(self._group.global_batch_size)
+        samples = self._group.global_batch_size if record.samples is None else record.samples
+        return [self._installed(step), self._report(step, record, passed_s, samples, waited=True)]
+
+    def _installed(self, step: int) -> m.ViewInstalled:
+        """The report of the view that takes effect with a step."""
+        group = self._group
+        return m.ViewInstalled(
+            view_body(
+                View(
+                    number=group.view,
+                    first_step=step,
+                    global_batch_size=group.global_batch_size,
+                    members=tuple(Member(worker, 0) for worker in group.members),
+                    position=Position(self.epoch, self.samples),
+                    lr_scale=group.lr_scale,
+                    reason=group.reason,
+                )
+            )
+        )
 
     def _first(self, step: int, record: Record, now: float) -> list[Event]:
         """The first step of an attempt: its time is that of the change."""
@@ -169,25 +204,18 @@ class CommandProgress:
         else:
             self._every = max(self._every, count)
         self.stepped, self._at_s, self._since_s = True, record.at_s, now
-        view = View(
-            number=group.view,
-            first_step=step,
-            global_batch_size=group.global_batch_size,
-            members=tuple(Member(worker, 0) for worker in group.members),
-            position=Position(self.epoch, self.samples),
-            lr_scale=group.lr_scale,
-            reason=group.reason,
-        )
+        installed = self._installed(step)
         report = self._report(step, record, passed_s, samples, waited=True)
         if ahead:  # what of them is of this epoch is not known
             self.samples = group.global_batch_size
-        return [*events, m.ViewInstalled(view_body(view)), report]
+        return [*events, installed, report]
 
     def _report(
         self, step: int, record: Record, step_time_s: float, samples: int, *, waited: bool = False
     ) -> m.StepReport:
         group, loss = self._group, math.nan if record.loss is None else record.loss
-        compute_s = 0.0 if waited else min(step_time_s, record.compute_s or step_time_s)
+        usual_s = 0.0 if waited else step_time_s
+        compute_s = min(step_time_s, record.compute_s or usual_s)
         worker_sqnorm, sqnorm, parts = self._norms(record)
         self._losses.add(self.epoch, None if math.isnan(loss) else loss, samples)
         self.step, self.samples = step, self.samples + samples

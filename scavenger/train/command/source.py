@@ -85,6 +85,7 @@ class CommandSource:
             **{f"SCAVENGER_{name.upper()}": str(value) for name, value in values.items()},
             "SCAVENGER_STEP": str(0 if held is None else held.step),
             "SCAVENGER_EPOCH": str(0 if held is None else held.epoch),
+            "SCAVENGER_SAMPLES": str(0 if held is None else held.samples),
             **own,
         }
         without = tuple(name for name in _OWN if name not in own)

@@ -5,6 +5,7 @@ The table shows what follows; an attempt is one start of the group::
     phase      event                                           what follows
     waiting    K hosts are ready, or no more are to come       the group is started: RUNNING
     running    other (K, B) wanted, and no host starts         asked to save and end: ENDING
+               another B, or rate, of a program that is live   asked to go on with it after a step
                the cloud takes a host back                     reported; its owner asks for another group
                a process fails, hangs, or its host is lost     Lost; the others are ended: ENDING
                a process has ended, and others go on           Lost; the others are ended: ENDING
@@ -252,7 +253,8 @@ class CommandSupervisor(WithoutAggregators):
             return
         if record.kind == "begin":
             attempt.raised.pop(name, None)
-            attempt.reporting, attempt.states.every_rank = True, record.every_rank
+            attempt.reporting, attempt.live = True, attempt.live or record.live
+            attempt.states.every_rank = attempt.states.every_rank or record.every_rank
             self._describe(attempt, record)
         elif record.kind == "checkpoint":
             attempt.saved = True
@@ -261,6 +263,8 @@ class CommandSupervisor(WithoutAggregators):
         events = self._progress.take(record, now)
         if self._progress.stepped > stepped:
             self._events.append(ProgramBegan(now - attempt.began_s))
+        if attempt.changing is not None and self._progress.changing is None:
+            attempt.target, attempt.changing = attempt.changing, None
         if record.kind == "epoch" and not events and record.epoch is not None:
             self._ask(epoch=record.epoch)  # it was over before, and the program waits for the answer
         self._events += events
@@ -398,15 +402,35 @@ class CommandSupervisor(WithoutAggregators):
     def _another_is_wanted(self, attempt: Attempt) -> bool:
         """Whether the group must be started again: while hosts start, it is not, since more may follow."""
         target = self._target
-        if target is None or self._hosts.starting:
+        if target is None:
             return False
         now, then = target, attempt.target
+        leaving = set(attempt.group.members) - set(self._hosts.ready)
+        more = len(attempt.group.members) < target.workers <= len(self._hosts.ready)
+        if attempt.live and now.workers == then.workers and not (leaving or more):
+            self._change(attempt, target)
+            return False
+        if self._hosts.starting:
+            return False
         same = (now.workers, now.global_batch_size) == (then.workers, then.global_batch_size)
         if same:
             attempt.target = target  # only the learning rate differs, or nothing
-        leaving = set(attempt.group.members) - set(self._hosts.ready)
-        more = len(attempt.group.members) < target.workers <= len(self._hosts.ready)
         return not same or bool(leaving) or more
+
+    def _change(self, attempt: Attempt, target: Target) -> None:
+        """Have a program that is live go on with another batch size, or rate; one change after the other."""
+        then = attempt.target
+        progress = self._progress
+        if target == then or attempt.changing is not None or not (progress.stepped and progress.step_time_s):
+            return
+        if (target.global_batch_size, target.lr_scale) == (then.global_batch_size, then.lr_scale):
+            attempt.target = target
+            return
+        self._view += 1
+        batch, scale = target.global_batch_size, target.lr_scale
+        progress.change(AttemptProcesses(self._view, attempt.group.members, batch, scale, target.reason))
+        attempt.changing = target
+        self._ask(view=self._view, view_at=self._soon(), global_batch_size=batch, lr_scale=scale)
 
     def _watch(self, attempt: Attempt, now: float) -> None:
         limit_s = self._timeouts.start_s
