@@ -33,14 +33,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scavenger.sdk.gradients import GradientSamples
 
 __all__ = ["Report", "Share", "scavenger_report"]
 
@@ -130,7 +132,7 @@ class Report:
         self._saved = -1
         self._seen: tuple[int, int] = (0, 0)
         self._request: dict[str, Any] = {}
-        self._gradient: list[Any] = []
+        self._gradients: GradientSamples | None = None
         self._write(
             "begin",
             samples_per_epoch=samples_per_epoch,
@@ -217,7 +219,7 @@ class Report:
             step: Its number, if the program counts steps itself; otherwise they are counted from the last reported
                 checkpoint.
             gradients: The gradient over the whole batch as arrays or tensors, on any device and of any precision,
-                from which rank 0 measures the gradient noise: two successive ones are compared. None stands for a
+                from which rank 0 measures the gradient noise: those of successive steps are compared. None stands for a
                 parameter without a gradient; a gradient that is not finite is left out.
             gradient_norms: Instead, if the program has them: the mean squared norm of the gradients of parts of the
                 batch, the squared norm of their mean, and the number of parts.
@@ -333,22 +335,15 @@ class Report:
         except (OSError, ValueError):
             return
 
-    def _compare(self, gradients: Iterable[Any] | None) -> list[float] | None:
-        """The squared norm of the gradient and, if there was one before, its product with that one."""
+    def _compare(self, gradients: Iterable[Any] | None) -> tuple[float, ...] | None:
+        """The squared norm of the gradient, and its products with those before."""
         if gradients is None or not self._first:
             return None
-        import numpy as np
+        if self._gradients is None:
+            from scavenger.sdk.gradients import GradientSamples
 
-        arrays = [_flat(one) for one in gradients if one is not None]
-        with np.errstate(over="ignore", invalid="ignore"):
-            compared = [float(sum(np.dot(array, array) for array in arrays))]
-        if not arrays or not math.isfinite(compared[0]):  # as where a scaler's factor is too large
-            self._gradient = []
-            return None
-        if [array.size for array in arrays] == [array.size for array in self._gradient]:
-            compared.append(float(sum(np.dot(a, b) for a, b in zip(arrays, self._gradient, strict=True))))
-        self._gradient = arrays
-        return compared
+            self._gradients = GradientSamples()
+        return self._gradients.add(_flat(one) for one in gradients if one is not None) or None
 
     def _write(self, kind: str, **values: Any) -> None:
         """Append a line; a full disk must not end the training."""
@@ -372,13 +367,13 @@ def _name(number: int) -> str:
 
 
 def _flat(gradient: Any) -> Any:
-    """A copy of a gradient as a flat array in single precision; tensors of PyTorch may be of any kind."""
+    """A gradient as a flat array in single precision; tensors of PyTorch may be of any kind."""
     import numpy as np
 
     try:
         if hasattr(gradient, "to_dense"):
             gradient = gradient.detach().to_dense().float().cpu().numpy()
-        return np.array(gradient, dtype=np.float32).reshape(-1)
+        return np.asarray(gradient, dtype=np.float32).reshape(-1)
     except (TypeError, ValueError, RuntimeError) as error:
         from scavenger.errors import TrainingCodeError
 

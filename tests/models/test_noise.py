@@ -10,14 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from sklearn.datasets import load_digits
 from synthetic import step_record
 
 from scavenger.models.noise import (
+    AVERAGE_LOG_SD,
     GROWTH_FROM,
+    READING_LOG_SD,
     Ewma,
     NoiseReading,
     NoiseStability,
     NoiseTracker,
+    SuccessiveGradients,
     critical_batch_from_noise,
     gradient_noise,
     noise_scale_parts,
@@ -273,3 +277,85 @@ def test_readings_that_cannot_be_are_left_out_and_their_order_does_not_matter() 
     assert estimate([*bad, *reversed(good)]) == pytest.approx(estimate(good))
     assert critical_batch_from_noise(bad[:-1]) is None
     assert critical_batch_from_noise([]) is None
+
+
+# ---- successive gradients ----------------------------------------------------------------------------------
+
+_SAMPLES, _HIDDEN, _STEPS = 600, 16, 80
+
+
+class _Network:
+    """Two layers on handwritten digits, and the noise of its gradient over all of them."""
+
+    def __init__(self, seed: int) -> None:
+        x, y = load_digits(return_X_y=True)
+        self.x, self.y = x[:_SAMPLES] / 16.0, np.eye(10)[y[:_SAMPLES]]
+        self.random = np.random.default_rng(seed)
+        self.shapes = [(64, _HIDDEN), (_HIDDEN,), (_HIDDEN, 10), (10,)]
+        self.weights = np.concatenate(
+            [
+                self.random.normal(size=shape).ravel() / shape[0] ** 0.5 * (len(shape) > 1)
+                for shape in self.shapes
+            ]
+        )
+
+    def gradient(self, rows: np.ndarray) -> tuple[np.ndarray, float]:
+        """Mean gradient over samples, and the mean squared norm of a sample's own."""
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
+        first, bias, second, other = (
+            part.reshape(shape) for part, shape in zip(np.split(self.weights, ends), self.shapes, strict=True)
+        )
+        x, hidden = self.x[rows], np.maximum(self.x[rows] @ first + bias, 0.0)
+        odds = np.exp(hidden @ second + other)
+        top = odds / odds.sum(axis=1, keepdims=True) - self.y[rows]
+        below = (top @ second.T) * (hidden > 0.0)
+        parts = [x.T @ below, below.sum(axis=0), hidden.T @ top, top.sum(axis=0)]
+        squares = (1.0 + (x**2).sum(axis=1)) * (below**2).sum(axis=1)
+        squares += (1.0 + (hidden**2).sum(axis=1)) * (top**2).sum(axis=1)
+        return np.concatenate([part.ravel() for part in parts]) / len(rows), float(squares.mean())
+
+
+def _train(kind: str, rate: float, batch: int, seed: int) -> tuple[float, float | None, float | None]:
+    """The noise scale over the last steps: the true one, by successive gradients, and by the last two alone."""
+    net, tracker, pair, gradients = _Network(seed), NoiseTracker(), NoiseTracker(), SuccessiveGradients()
+    before: list[np.ndarray] = []
+    true, whole, moved, squares = (
+        Ewma(0.05),
+        Ewma(0.05),
+        np.zeros_like(net.weights),
+        np.zeros_like(net.weights),
+    )
+    for step in range(1, _STEPS + 1):
+        mean, sample = net.gradient(np.arange(len(net.x)))
+        whole, true = whole.update(sample - mean @ mean), true.update(mean @ mean)
+        gradient, _ = net.gradient(net.random.integers(0, len(net.x), batch))
+        products = [float(gradient @ one) for one in (gradient, *before)]
+        before = [gradient, *before][:6]
+        for number, told in enumerate((gradients.norms(products), SuccessiveGradients().norms(products[:2]))):
+            norms = step_record(step, told[0], told[1], batch=batch, parts=told[2])
+            tracker, pair = (tracker, pair.update(norms)) if number else (tracker.update(norms), pair)
+        if kind == "adam":
+            moved, squares = 0.9 * moved + 0.1 * gradient, 0.999 * squares + 0.001 * gradient**2
+            scale = (1 - 0.9**step) / (1 - 0.999**step) ** 0.5
+            net.weights -= rate * moved / (scale * squares**0.5 + 1e-8)
+        else:
+            moved = (0.9 if kind == "momentum" else 0.0) * moved + gradient
+            net.weights -= rate * moved
+    return (whole.value or 0.0) / (true.value or 1.0), tracker.noise_scale, pair.noise_scale
+
+
+def test_successive_gradients_tell_the_noise_at_any_rate_where_two_of_them_do_not() -> None:
+    """90 % within what a reading is taken to be off, and all within the interval of the critical batch size."""
+    rates = {"descent": (0.01, 0.1, 0.3), "momentum": (0.01, 0.03, 0.1), "adam": (0.001, 0.003, 0.01)}
+    off, of_pairs = [], []
+    for number, (kind, batch) in enumerate((kind, batch) for kind in rates for batch in (32, 128)):
+        for rate in rates[kind]:
+            true, found, by_two = _train(kind, rate, batch, number)
+            assert found is not None
+            off.append(math.log(found / true))
+            of_pairs.append(math.inf if by_two is None else math.log(by_two / true))
+
+    assert np.mean(np.abs(off) < 1.645 * READING_LOG_SD) >= 0.9
+    assert np.max(np.abs(off)) < 1.645 * AVERAGE_LOG_SD
+    assert abs(np.mean(off)) < 0.1
+    assert np.mean(np.abs(of_pairs) < 1.645 * READING_LOG_SD) < 0.75

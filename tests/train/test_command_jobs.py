@@ -264,7 +264,7 @@ def test_gradients_may_be_missing_of_any_precision_sparse_and_not_finite(tmp_pat
     report.step(gradients=[None])
     told = [record.successive for record in Reports(tmp_path).read() if record.kind == "step"]
 
-    assert told == [(4.0,), *[(4.0, 4.0)] * 5, (4.0,), (4.0, 4.0), (), (), ()]
+    assert told == [*((4.0,) * count for count in range(1, 7)), (4.0,), (4.0, 4.0), (), (), ()]
     with pytest.raises(
         TrainingCodeError, match=r"report\.step\(gradients=\) takes arrays and tensors, not str"
     ):

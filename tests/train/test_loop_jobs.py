@@ -128,7 +128,7 @@ def test_the_noise_of_successive_steps_is_that_of_two_halves(batch: int) -> None
     for _ in range(4000):
         gradient = true + random.normal(size=50) / np.sqrt(batch)  # a trace of 50, |g|² = 2
         means = weighted_mean([("w0", batch, {"g": gradient, "statistics/m": gradient * 100})], step=1)
-        worker, whole, parts = steps.noise(means, batch)
+        worker, whole, parts = steps.noise(means)
         if parts == 2:
             trace, square = noise_scale_parts(worker, whole, batch / 2, batch)
             traces.append(trace)
@@ -139,11 +139,11 @@ def test_the_noise_of_successive_steps_is_that_of_two_halves(batch: int) -> None
     assert np.mean(squares) == pytest.approx(2.0, rel=0.1)
 
 
-def test_steps_of_different_sizes_tell_no_noise_at_one_worker() -> None:
+def test_a_step_that_trains_other_arrays_than_the_one_before_tells_no_noise_at_one_worker() -> None:
     steps = SuccessiveSteps()
-    means = weighted_mean([("w0", 4, {"g": np.ones(3)})], step=1)
+    means = [weighted_mean([("w0", 4, {"g": np.ones(size)})], step=1) for size in (4, 3, 3, 4)]
 
-    assert [steps.noise(means, samples)[2] for samples in (4, 3, 3, 4)] == [1, 1, 2, 1]
+    assert [steps.noise(mean)[2] for mean in means] == [1, 1, 2, 1]
 
 
 @pytest.fixture

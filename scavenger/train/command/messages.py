@@ -27,7 +27,7 @@ class Record(msgspec.Struct, frozen=True):
         step, epoch: Numbers; the step counts from 1, the epoch from 0. None if it was not told.
         samples: Samples of the step.
         norms: Mean squared norm of parts of the batch, squared norm of the whole, number of parts.
-        successive: Squared norm of the gradient, and its product with that of the step before, if there was one.
+        successive: Squared norm of the gradient, and its products with those of the steps before, the newest first.
         every_rank: Whether every process saves a part of a checkpoint.
         live: Whether the program takes its batches from the job, which may change them between two steps.
         view: Of a step of such a program, the number of the newest view that it was told of.

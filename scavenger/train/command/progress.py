@@ -20,7 +20,7 @@ import msgspec
 
 from scavenger.elastic.recovery import RolledBack
 from scavenger.elastic.view import Member, Position, View
-from scavenger.models.noise import norms_of_halves
+from scavenger.models.noise import SuccessiveGradients
 from scavenger.train.command.messages import Record
 from scavenger.train.custom_loop.reports import LOSS, EpochLosses
 from scavenger.train.supervisor.events import Event
@@ -102,7 +102,7 @@ class CommandProgress:
         self._epochs: list[m.EpochReport] = []
         self._at_s: float | None = None
         self._since_s: float | None = None
-        self._sqnorm = 0.0
+        self._gradients = SuccessiveGradients()
 
     @property
     def begun(self) -> int:
@@ -111,7 +111,7 @@ class CommandProgress:
 
     def begin(self, group: AttemptProcesses) -> None:
         """Begin another attempt."""
-        self._group, self.stepped, self._at_s, self._sqnorm = group, False, None, 0.0
+        self._group, self.stepped, self._at_s = group, False, None
         self.done, self._whole, self.changing = "", self._whole and self.samples == 0, None
         self._batches.add(group.global_batch_size)
 
@@ -166,7 +166,6 @@ class CommandProgress:
         """The first step of a live change: what of its time is not known to be computing is the change's."""
         assert self.changing is not None
         self._group, self.changing = self.changing, None
-        self._sqnorm = 0.0
         self._batches.add(self._group.global_batch_size)
         samples = self._group.global_batch_size if record.samples is None else record.samples
         return [self._installed(step), self._report(step, record, passed_s, samples, waited=True)]
@@ -241,14 +240,7 @@ class CommandProgress:
 
     def _norms(self, record: Record) -> tuple[float, float, int]:
         """Mean squared norm of parts of the batch, of the whole, and the number of parts: 1 if nothing is known."""
-        if record.norms is not None:
-            return record.norms
-        if not record.successive:
-            return 0.0, 0.0, 1
-        before, self._sqnorm = self._sqnorm, record.successive[0]
-        if len(record.successive) < 2:
-            return self._sqnorm, self._sqnorm, 1
-        return *norms_of_halves(before, self._sqnorm, record.successive[1]), 2
+        return record.norms or self._gradients.norms(record.successive)
 
     # ---- epochs --------------------------------------------------------------------------------------------
 

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from scavenger.elastic.leases import LeasedSamples
 from scavenger.errors import TrainingCodeError
-from scavenger.models.noise import norms_of_halves
+from scavenger.models.noise import SuccessiveGradients
+from scavenger.sdk.gradients import GradientSamples
 from scavenger.sdk.loop import STATISTICS
 from scavenger.train.custom_loop import messages as lm
 from scavenger.train.custom_loop.gradient_memory import MEAN
@@ -104,37 +103,21 @@ class Exchange:
         self._pushed = {key: value for key, value in self._pushed.items() if key[1] > step}
         noise = (means.worker_sqnorm, means.sqnorm, len(parts))
         if len(parts) == 1 and self._alone is not None:
-            noise = self._alone.noise(means, samples[0])
+            noise = self._alone.noise(means)
         compute_s = {worker: entry.compute_s for worker, entry in pushed.items()}
         return StepMean(headers, frames, shared, means.arrays, compute_s, *noise)
 
 
 class SuccessiveSteps:
-    """The gradient noise of a single worker, from the gradients of two successive steps; see `norms_of_halves`."""
+    """The gradient noise of a single worker, from the gradients of successive steps; see `SuccessiveGradients`."""
 
     def __init__(self) -> None:
-        self._before: dict[str, lm.Array] = {}
-        self._samples, self._sqnorm = 0, 0.0
+        self._samples, self._gradients = GradientSamples(), SuccessiveGradients()
 
-    def noise(self, means: Means, samples: int) -> tuple[float, float, int]:
-        """Add a step of so many samples; returns the norms of the halves and the whole, and the number of parts."""
-        before, before_sqnorm, same = self._before, self._sqnorm, samples == self._samples
-        product = 0.0
-        gradients = {name: a for name, a in means.arrays.items() if not name.startswith(STATISTICS)}
-        # what is trained changes when a layer is unfrozen
-        if same := same and _sizes(before) == _sizes(gradients):
-            product = sum(
-                float(np.vdot(array, before[name].reshape(array.shape))) for name, array in gradients.items()
-            )
-        self._before = {name: array.copy() for name, array in gradients.items()}
-        self._samples, self._sqnorm = samples, means.sqnorm
-        if not same:
-            return means.worker_sqnorm, means.sqnorm, 1
-        return *norms_of_halves(before_sqnorm, means.sqnorm, product), 2
-
-
-def _sizes(arrays: Mapping[str, lm.Array]) -> dict[str, int]:
-    return {name: array.size for name, array in arrays.items()}
+    def noise(self, means: Means) -> tuple[float, float, int]:
+        """Add a step; returns the norms of the halves and the whole, and the number of parts."""
+        gradients = (array for name, array in means.arrays.items() if not name.startswith(STATISTICS))
+        return self._gradients.norms(self._samples.add(array.reshape(-1) for array in gradients))
 
 
 def unpack(worker: str, headers: Sequence[lm.TensorHeader], frames: Sequence[bytes]) -> dict[str, lm.Array]:
