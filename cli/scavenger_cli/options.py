@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -186,3 +187,35 @@ TimeoutOption = Annotated[
         help="Longest time to wait. A request that the job has not started by then is withdrawn.",
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """The options that every command which runs a job has.
+
+    Attributes:
+        store_url: The database; None for the default.
+        as_json: Whether the answer is a JSON document.
+        yes: Whether every question is answered with yes.
+        verbose: Whether every event is shown while the job runs, and everything known in its report.
+        quiet: Whether only warnings are shown while the job runs.
+    """
+
+    store_url: str | None
+    as_json: bool
+    yes: bool = False
+    verbose: bool = False
+    quiet: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Detach:
+    """How a job is submitted.
+
+    Attributes:
+        priority: Higher ones begin first.
+        follow: Whether to show its log until it has ended.
+    """
+
+    priority: int = 0
+    follow: bool = False

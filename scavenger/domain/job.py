@@ -47,7 +47,7 @@ from scavenger.domain.ranges import (
     VmNames,
     WorkerCounts,
 )
-from scavenger.domain.script import Script
+from scavenger.domain.script import KERAS_BATCH_SIZE, Script
 from scavenger.domain.trackers import TrackersSpec
 from scavenger.domain.utility import Utility, UtilityCurve
 
@@ -251,10 +251,6 @@ class CheckpointSpec(FrozenModel):
     every_steps: int | None = Field(
         default=None, ge=1, le=STEPS_MAX, description="Steps between checkpoints, whichever comes first."
     )
-
-
-KERAS_BATCH_SIZE = 32
-"""Default batch size of Keras's `fit`, samples."""
 
 
 class LimitsSpec(FrozenModel):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
+KERAS_BATCH_SIZE = 32
+"""Default batch size of Keras's `fit`, samples."""
+
 
 @dataclass(frozen=True, slots=True)
 class Script:

@@ -27,9 +27,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 
 import numpy as np
-from scipy.special import ndtri
 
 from scavenger.domain.curve import FloatArray
 from scavenger.domain.measurement import StepRecord
@@ -424,7 +424,9 @@ def critical_batch_from_noise(readings: Sequence[NoiseReading]) -> CriticalBatch
 
 
 def _quantile_nodes(mean: float, deviation: float, count: int) -> FloatArray:
-    return np.asarray(mean + deviation * ndtri((np.arange(count) + 0.5) / count))
+    # SciPy's would be imported by each worker, for this alone
+    at = [NormalDist().inv_cdf((place + 0.5) / count) for place in range(count)]
+    return np.asarray(mean + deviation * np.array(at))
 
 
 def _merged(places: FloatArray, values: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -1,6 +1,7 @@
 """Modules that Keras and TensorFlow import and few jobs use: their code is run once something of them is asked for.
 
-They are a quarter of what importing Keras takes: TensorFlow Lite, and scikit-learn and Matplotlib if installed.
+They are nearly half of what importing Keras takes: TensorFlow Lite, and other projects' libraries if installed, such as
+scikit-learn, Matplotlib, pandas and JAX.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -47,22 +49,80 @@ class _Later(Loader):
         vars(module)["__getattr__"] = look_up
 
 
+LIBRARIES = frozenset(("pandas", "requests", "scipy.sparse", "googleapiclient.discovery"))
+"""Libraries for which Keras and TensorFlow keep a stand-in, that imports the library when it is used."""
+LEFT_OUT = frozenset(("jax",))
+"""Libraries that Keras does not get: it asks for JAX to add a function that only old releases lack, for Orbax."""
+
+
+class _Part:
+    """A class or function of a library that was not imported when it was asked for."""
+
+    def __init__(self, library: str, name: str) -> None:
+        self._of, self._name = library, name
+
+    def __instancecheck__(self, instance: object) -> bool:
+        # what is of a library's class is there only once the library is
+        return self._of in sys.modules and isinstance(instance, self._found())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._found()(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._found(), name)
+
+    def _found(self) -> Any:
+        return getattr(import_module(self._of), self._name)
+
+
+class _StandIn(Loader):
+    """Makes what modules that are imported in the block get in a library's place; nobody else gets it."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        module = ModuleType(spec.name)
+        vars(module)["__getattr__"] = lambda name: _part(spec.name, name)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+def _part(library: str, name: str) -> _Part:
+    if name.startswith("__"):
+        raise AttributeError(f"module {library!r} has no attribute {name!r}")
+    return _Part(library, name)
+
+
 class _Finder:
     @staticmethod
     def find_spec(
         name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path, target) if name in LATER else None
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Later(spec.loader)
-        return spec
+        if name in LEFT_OUT:
+            raise ModuleNotFoundError(f"{name} is left out while Keras is imported", name=name)
+        spec = PathFinder.find_spec(name, path, target) if name in LATER or name in LIBRARIES else None
+        if spec is None or spec.loader is None:
+            return None
+        return ModuleSpec(name, _StandIn()) if name in LIBRARIES else _with(spec, _Later(spec.loader))
+
+
+def _with(spec: ModuleSpec, loader: Loader) -> ModuleSpec:
+    spec.loader = loader
+    return spec
 
 
 @contextmanager
 def later() -> Iterator[None]:
-    """Within the block, modules of `LATER` that are imported for the first time run no code yet."""
+    """Within the block, modules of `LATER` and `LIBRARIES` that are imported for the first time run no code yet."""
     sys.meta_path.insert(0, _Finder)
     try:
         yield
     finally:
         sys.meta_path.remove(_Finder)
+        for name in LIBRARIES & sys.modules.keys():
+            spec = sys.modules[name].__spec__
+            if spec is not None and isinstance(spec.loader, _StandIn):
+                stand_in = sys.modules.pop(name)
+                package, _, module = name.rpartition(".")
+                if package and vars(sys.modules[package]).get(module) is stand_in:
+                    delattr(sys.modules[package], module)

@@ -34,6 +34,7 @@ from scavenger.domain.report import (
     WorkerChanged,
 )
 from scavenger.store import Store
+from scavenger.train.engines.warm import WarmServers
 
 Run = Callable[..., tuple[int, str, str]]
 """The command line in this process: arguments, and `mode` of the stand-in; (exit code, stdout, stderr)."""
@@ -130,6 +131,17 @@ def resume_job(
     return FakeRun(job.spec, store=store, observer=observer, run=True, confirm=confirm)
 
 
+begun: list[str] = []
+"""What the driver had begun ahead, and what was ended: the job's name, and its name with a minus sign."""
+
+
+def begin_ahead(job: JobSpec, job_file: Path, warm: WarmServers) -> None:
+    """As the driver's, but imports nothing."""
+    begun.append(job.name)
+    close = warm.close
+    warm.close = lambda: (begun.append(f"-{job.name}"), close())  # type: ignore[assignment, method-assign, func-returns-value]
+
+
 def noise(when: str) -> None:
     """Write what libraries write, in each way in which they do."""
     os.write(2, f"I0000 {when} port.cc:153] oneDNN custom operations are on\n".encode())
@@ -144,10 +156,13 @@ def noise(when: str) -> None:
 def install(mode: str) -> None:
     """Put the stand-in where the command line looks for the driver."""
     FakeRun.mode = mode
-    jobs, resume = (types.ModuleType(f"scavenger.control.jobs.{name}") for name in ("job_run", "resume"))
+    ahead, jobs, resume = (
+        types.ModuleType(f"scavenger.control.jobs.{name}") for name in ("ahead", "job_run", "resume")
+    )
+    ahead.begin_ahead = begin_ahead  # type: ignore[attr-defined]
     jobs.JobRun = FakeRun  # type: ignore[attr-defined]
     resume.resume_job = resume_job  # type: ignore[attr-defined]
-    for module in (jobs, resume):
+    for module in (ahead, jobs, resume):
         sys.modules[module.__name__] = module
 
 

@@ -33,7 +33,7 @@ def scavenger(store_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: p
     """Calls the command line with the driver's stand-in in this process; (exit code, stdout, stderr)."""
 
     def call(*arguments: object, mode: str = "finish") -> tuple[int, str, str]:
-        for name in ("job_run", "resume"):  # restored after the test
+        for name in ("ahead", "job_run", "resume"):  # restored after the test
             monkeypatch.setitem(sys.modules, f"scavenger.control.jobs.{name}", sys)
         cli_fake.install(mode)
         capsys.readouterr()

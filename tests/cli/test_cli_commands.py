@@ -17,8 +17,9 @@ import cli_fake
 import pytest
 from cli_fake import JOB, Run
 from cli_samples import make_report
-from scavenger_cli.commands.driving import Invocation, drive
+from scavenger_cli.commands.driving import drive
 from scavenger_cli.main import app
+from scavenger_cli.options import Invocation
 from scavenger_cli.ui import console
 from typer.testing import CliRunner
 from warm_commands import Command
@@ -142,6 +143,26 @@ def test_without_a_terminal_and_without_yes_nothing_starts(scavenger: Run, job_f
     assert (code, out) == (2, "")
     assert "--yes" in err
     assert "starting" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "begins"),
+    [
+        (("optimize", "--yes"), True),
+        (("plan",), True),
+        (("plan", "--dry-run"), False),
+        (("optimize",), False),  # there is no terminal to ask on
+    ],
+)
+def test_what_begins_ahead_is_ended_with_the_command_however_that_ends(
+    scavenger: Run, job_file: Path, arguments: tuple[str, ...], begins: bool
+) -> None:
+    cli_fake.begun.clear()
+    scavenger(arguments[0], job_file, *arguments[1:])
+    assert cli_fake.begun == (["digits-cnn", "-digits-cnn"] if begins else [])
+    (job_file.parent / "train.py").unlink()
+    assert scavenger("optimize", job_file, "--yes")[0] == 2
+    assert cli_fake.begun[-2:] == ["digits-cnn", "-digits-cnn"]
 
 
 def test_a_dry_run_says_what_would_be_done_and_starts_nothing(

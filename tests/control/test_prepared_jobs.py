@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from fake import FakeProvider
 
 from scavenger.control.job_file.load import load_job, override_job
+from scavenger.control.jobs.ahead import begin_ahead
 from scavenger.control.jobs.job_run import JobRun
 from scavenger.control.jobs.prepared import PreparedJob, prepare_job
 from scavenger.control.places import vms
@@ -24,23 +26,26 @@ from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Noted, Observer
 from scavenger.errors import ConfigurationError, NotSupportedError, TransientError
 from scavenger.store import Store
+from scavenger.train.engines.warm import WarmServers
 
 CLOUD = {"infra": "aws/us-east-1", "resources": {"vm": "c5.large"}}
 
 
+def spec(**sections: Any) -> JobSpec:
+    usual = {
+        "version": 1,
+        "name": "tiny",
+        "train": "train:job",
+        "goal": {"max_epochs": 2},
+        "search": {"workers": "1..2", "batch_size": [64]},
+    }
+    given = {key: value for key, value in {**usual, **sections}.items() if value is not None}
+    return JobSpec.model_validate(given)
+
+
 def prepared(folder: Path, **sections: Any) -> PreparedJob:
     (folder / "train.py").touch()
-    job = JobSpec.model_validate(
-        {
-            "version": 1,
-            "name": "tiny",
-            "train": "train:job",
-            "goal": {"max_epochs": 2},
-            "search": {"workers": "1..2", "batch_size": [64]},
-            **sections,
-        }
-    )
-    return prepare_job(job, folder / "job.yaml")
+    return prepare_job(spec(**sections), folder / "job.yaml")
 
 
 def test_on_this_machine_nothing_is_rented(tmp_path: Path) -> None:
@@ -74,6 +79,40 @@ def test_every_place_tells_the_same_of_a_job(tmp_path: Path, sections: dict[str,
         settled = place.settled(store)
         assert settled.settled(store) is settled
     assert settled.space == place.space
+
+
+class _Begun(WarmServers):
+    """Notes what is to begin."""
+
+    def begin(self, own: Mapping[str, str], secrets: Collection[str]) -> None:
+        self.begun = (dict(own), *secrets)
+
+
+@pytest.mark.parametrize(
+    ("sections", "code", "begun"),
+    [
+        ({}, "", ({},)),
+        (
+            {"env": {"A": "${HOME}/data", "B": "$$1"}, "secrets": ["KEY"]},
+            "",
+            ({"A": "/h/data", "B": "$1"}, "KEY"),
+        ),
+        ({"env": ["UNSET"]}, "", None),  # which is told when the job is prepared
+        ({}, "job = LoopJob(train)", None),
+        ({"train": None, "run": "python train.py"}, "", None),
+        ({"engine": "ray"}, "", None),
+        ({"aggregation": "shared"}, "", None),
+        (CLOUD, "", None),
+    ],
+)
+def test_tensorflow_is_imported_ahead_where_workers_will_be_forked_here_and_nowhere_else(
+    tmp_path: Path, sections: dict[str, Any], code: str, begun: tuple[object, ...] | None
+) -> None:
+    (tmp_path / "train.py").write_text(code)
+    warm = _Begun()
+    begin_ahead(spec(**sections), tmp_path / "job.yaml", warm, {"HOME": "/h", "KEY": "tell-nobody"})
+
+    assert getattr(warm, "begun", None) == begun
 
 
 def test_what_cannot_run_is_refused_before_anything_is_prepared(tmp_path: Path) -> None:

@@ -17,12 +17,19 @@ _REAL = """
 import sys
 import scavenger.train.worker_process
 from keras import visualization
-heavy = ("sklearn", "matplotlib", "tensorflow.lite.python.lite")
-assert not [name for name in heavy if name in sys.modules]
+heavy = ("sklearn", "matplotlib", "tensorflow.lite.python.lite", "pandas", "requests")
+assert not [name for name in (*heavy, "jax", "scipy.sparse", "scavenger.domain.job") if name in sys.modules]
 import keras, tensorflow as tf
+import numpy as np
 from keras.visualization import plot_image_gallery
 assert keras.wrappers.SKLearnClassifier and tf.lite.TFLiteConverter and tf.compat.v1.lite.TFLiteConverter
+import pandas, requests.adapters, scipy.sparse
 assert not [name for name in heavy if name not in sys.modules]
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+frame = pandas.DataFrame({"a": np.zeros(4), "b": np.zeros(4)})
+model.compile("sgd", "mse")
+model.fit(frame, frame["a"], verbose=0)
+assert model.predict(frame, verbose=0).shape == (4, 1)
 """
 
 
@@ -63,6 +70,45 @@ def test_outside_of_the_block_modules_run_as_they_are_imported(package: str) -> 
     with later():
         pass
     assert importlib.import_module(package).ran == [f"{package}.heavy"]
+
+
+def test_a_library_is_imported_once_what_was_taken_from_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "library_of_tests").mkdir()
+    (tmp_path / "library_of_tests" / "__init__.py").touch()
+    (tmp_path / "library_of_tests" / "frames.py").write_text(
+        "class Frame:\n    width = 3\ndef is_frame(one): return isinstance(one, Frame)\n"
+    )
+    user = "import library_of_tests.frames as own\nfrom library_of_tests.frames import Frame, is_frame\n"
+    (tmp_path / "user_of_tests.py").write_text(f"{user}KINDS = (int, Frame)\n")
+    (tmp_path / "needs_none_of_tests.py").write_text(
+        "try: import none_of_tests\nexcept ImportError: found = 0\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = "library_of_tests.frames"
+    monkeypatch.setattr(later_imports, "LIBRARIES", frozenset({name}))
+    monkeypatch.setattr(later_imports, "LEFT_OUT", frozenset({"none_of_tests"}))
+    for module in ("library_of_tests", name, "user_of_tests"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    (tmp_path / "none_of_tests.py").touch()
+    with later():
+        using = importlib.import_module("user_of_tests")
+        assert importlib.import_module("needs_none_of_tests").found == 0
+
+    assert not isinstance(
+        "text", using.KINDS
+    )  # which needs no import: nothing is of a library that is not there
+    assert name not in sys.modules
+    assert not hasattr(sys.modules["library_of_tests"], "frames")
+    assert using.Frame.width == 3
+    library = importlib.import_module(name)
+    assert isinstance(library.Frame(), using.KINDS)
+    assert isinstance(library.Frame(), using.own.Frame)
+    assert using.is_frame(using.Frame())
+    with pytest.raises(AttributeError):
+        _ = using.own.__wrapped__
+    importlib.import_module("none_of_tests")
 
 
 @pytest.mark.long

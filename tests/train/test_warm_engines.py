@@ -14,8 +14,9 @@ import msgspec
 import psutil
 import pytest
 from engine_conformance import SLEEP, EngineConformance, Start, boot, command, exits, said, text
-from waiting import eventually
+from waiting import PATIENCE_S, eventually
 
+from scavenger.train.engines.forking import FORK_TARGETS
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.engines.warm import WarmServers
 from scavenger.train.transport.messages.values import ProcessConfiguration
@@ -139,6 +140,31 @@ def test_a_job_with_variables_of_its_own_has_a_server_that_was_begun_with_them(
         assert servers.setdefault(version, parent(engine)) == parent(engine)
         engine.close()
     assert len(set(servers.values())) == 3
+
+
+def test_what_has_begun_ahead_is_what_the_engine_forks_from(
+    make: Callable[..., ProcessEngine], warm: WarmServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FORK_TARGETS, "worker", "forked_program:main")  # type: ignore[attr-defined]
+    monkeypatch.setenv("MY_KEY", "tell-nobody")
+    before = {child.pid for child in psutil.Process().children()}
+    warm.begin({"DATA_VERSION": "1"}, ["MY_KEY"])
+    (begun,) = {child.pid for child in psutil.Process().children()} - before
+
+    assert said(make(SLEEP, env={"DATA_VERSION": "2"})) == "up"
+    engine = make(SLEEP, env={"DATA_VERSION": "1"})
+    assert said(engine) == "up"
+    assert parent(engine).pid == begun
+    assert "MY_KEY" not in parent(engine).environ()
+
+
+def test_what_has_begun_ahead_ends_with_its_program_before_it_has_imported_anything() -> None:
+    begins = (
+        "import os; from scavenger.train.engines.warm import WarmServers; warm = WarmServers();"
+        "warm.begin({}, ()); os.write(1, str(warm._idle[0].process.pid).encode()); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", begins], stdout=subprocess.PIPE, check=False)
+    assert eventually(lambda: not psutil.pid_exists(int(done.stdout)), within_s=PATIENCE_S)
 
 
 def test_secrets_are_the_process_s_alone_and_never_written(

@@ -9,9 +9,16 @@ import typer
 
 from scavenger.control.job_file.examples import JOB_FILE, Example, copy_example
 from scavenger.domain.overrides import Overrides
-from scavenger_cli.commands.driving import Invocation
 from scavenger_cli.commands.run import execute
-from scavenger_cli.options import Output, OutputOption, QuietOption, StoreOption, VerboseOption, YesOption
+from scavenger_cli.options import (
+    Invocation,
+    Output,
+    OutputOption,
+    QuietOption,
+    StoreOption,
+    VerboseOption,
+    YesOption,
+)
 from scavenger_cli.ui import console
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -19,23 +18,11 @@ if TYPE_CHECKING:
     from scavenger.domain.curve import Choice, TradeoffCurve
     from scavenger.domain.report import Observer, Predicted, RunReport
     from scavenger.store import Store
-    from scavenger_cli.commands.driving import Confirm, Driver, Invocation
+    from scavenger_cli.commands.driving import Confirm, Driver
+    from scavenger_cli.options import Detach, Invocation
 
 _STORED_ONLY = ("none", "universal")
 """Strategies that measure nothing, whose choice needs no plan to be repeated."""
-
-
-@dataclass(frozen=True, slots=True)
-class Detach:
-    """How a job is submitted.
-
-    Attributes:
-        priority: Higher ones begin first.
-        follow: Whether to show its log until it has ended.
-    """
-
-    priority: int = 0
-    follow: bool = False
 
 
 def detach_job(prepared: PreparedJob, detach: Detach, invocation: Invocation, *, audit: bool) -> int:

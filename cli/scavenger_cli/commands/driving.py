@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol, TextIO
 
@@ -18,6 +17,7 @@ from scavenger.domain.document import report_document
 from scavenger.domain.forms import parse_money
 from scavenger.domain.report import Event, Observer, Predicted, RunReport
 from scavenger.errors import ConfigurationError, Interrupted, ScavengerError
+from scavenger_cli.options import Invocation
 from scavenger_cli.ui import console, render
 from scavenger_cli.ui.apart import Apart
 from scavenger_cli.ui.observer import CliObserver, make_observer
@@ -31,25 +31,6 @@ _LAST_S = 5.0
 """Longest wait at the end for notifications that are being sent; the rest stays in the queue."""
 
 Confirm = Callable[[TradeoffCurve, Choice, Predicted], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Invocation:
-    """The options that every command which runs a job has.
-
-    Attributes:
-        store_url: The database; None for the default.
-        as_json: Whether the answer is a JSON document.
-        yes: Whether every question is answered with yes.
-        verbose: Whether every event is shown while the job runs, and everything known in its report.
-        quiet: Whether only warnings are shown while the job runs.
-    """
-
-    store_url: str | None
-    as_json: bool
-    yes: bool = False
-    verbose: bool = False
-    quiet: bool = False
 
 
 class Stoppable(Protocol):

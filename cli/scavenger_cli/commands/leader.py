@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from scavenger.control.leading.record import LeaderRecord, Leaders
     from scavenger.control.leading.start import LeaderStart
     from scavenger.store import Store
-    from scavenger_cli.commands.detaching import Detach
-    from scavenger_cli.commands.driving import Invocation
+    from scavenger_cli.options import Detach, Invocation
 
 
 LedJob = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job, or the beginning of its id.")]

@@ -13,7 +13,7 @@ from scavenger.api.submissions import SubmissionAnswer
 from scavenger.api.submitting import PreviewRequest, SubmitRequest, preview, resumed, submit
 from scavenger.domain.document import report_from_document
 from scavenger.errors import ConfigurationError, TransientError
-from scavenger_cli.commands.detaching import Detach, show_submission
+from scavenger_cli.commands.detaching import show_submission
 from scavenger_cli.commands.driving import refuse_to_ask_nobody, show_report
 from scavenger_cli.commands.logs import show_lines
 from scavenger_cli.commands.previewing import show_preview
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from scavenger.api.calls import Remote
     from scavenger.domain.overrides import Overrides, Renewal
     from scavenger.store.records import JobRecord
-    from scavenger_cli.commands.driving import Invocation
+    from scavenger_cli.options import Detach, Invocation
 
 
 class RemoteRun:

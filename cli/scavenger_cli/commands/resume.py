@@ -13,7 +13,7 @@ from scavenger.domain.overrides import UNCHANGED, Renewal
 from scavenger.errors import ConfigurationError, TransientError
 from scavenger.presentation.formatting import clean
 from scavenger_cli.commands.detaching import show_submission
-from scavenger_cli.commands.driving import Invocation, drive, refuse_to_ask_nobody
+from scavenger_cli.commands.driving import drive, refuse_to_ask_nobody
 from scavenger_cli.commands.leader import is_led, resume_led
 from scavenger_cli.commands.remote import resume_remotely
 from scavenger_cli.options import (
@@ -21,6 +21,7 @@ from scavenger_cli.options import (
     BudgetOption,
     DeadlineOption,
     DetachOption,
+    Invocation,
     Output,
     OutputOption,
     QuietOption,

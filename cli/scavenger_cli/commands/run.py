@@ -5,22 +5,22 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scavenger.domain.overrides import Overrides
 from scavenger.errors import ConfigurationError
-from scavenger_cli.commands.detaching import Detach, detach_job
-from scavenger_cli.commands.driving import Invocation, drive, refuse_to_ask_nobody
-from scavenger_cli.commands.previewing import show_preview
-from scavenger_cli.commands.remote import RemoteRun
 from scavenger_cli.options import (
     AuditOption,
     BatchSizesOption,
     BudgetOption,
     DeadlineOption,
+    Detach,
     DetachOption,
     DryRunOption,
     EpochsFixedOption,
+    Invocation,
     JobFile,
     JobFileOrScript,
     ObjectiveOption,
@@ -38,6 +38,10 @@ from scavenger_cli.options import (
     YesOption,
 )
 from scavenger_cli.ui import console
+
+if TYPE_CHECKING:
+    from scavenger.domain.job import JobSpec
+    from scavenger.train.engines.warm import WarmServers
 
 _PROFILE = "Rent VMs to profile on?"
 
@@ -139,6 +143,8 @@ def _job_file(
             f"--dry-run runs no code of yours, and so no script: `scavenger init --from {given}` writes its job file"
         )
     if run:
+        from scavenger_cli.commands.driving import refuse_to_ask_nobody
+
         refuse_to_ask_nobody(yes=invocation.yes)
     from scavenger.control.jobs.script_job import job_file_of_script
 
@@ -180,17 +186,53 @@ def execute(
     Raises:
         ScavengerError: The job cannot start.
     """
-    from scavenger.api.opening import server_source
+    from scavenger.client import server_address
 
-    if (server := server_source(invocation.store_url)) is not None:
-        with server as source:
-            remote = RemoteRun(source, job_file, overrides, invocation, run=run)
-            return remote.preview() if dry_run else remote.submit(detach, audit=audit)
-    from scavenger.api.preview import earlier_of, preview_of
+    if invocation.store_url is None and server_address() is not None:
+        from scavenger.api.opening import server_source
+        from scavenger_cli.commands.remote import RemoteRun
+
+        if (server := server_source(None)) is not None:
+            with server as source:
+                remote = RemoteRun(source, job_file, overrides, invocation, run=run)
+                return remote.preview() if dry_run else remote.submit(detach, audit=audit)
     from scavenger.control.job_file.load import load_job, override_job
-    from scavenger.control.jobs.prepared import prepare_job
+    from scavenger.control.jobs.ahead import begin_ahead
+    from scavenger.train.engines.warm import WarmServers
 
-    prepared = prepare_job(override_job(load_job(job_file), overrides.changes()), job_file)
+    job = override_job(load_job(job_file), overrides.changes())
+    with closing(WarmServers(lasting=False)) as warm:
+        asks = run and not invocation.yes
+        if detach is None and not dry_run and (console.is_interactive() or not asks):
+            begin_ahead(job, job_file, warm)  # before what else is imported
+        return _execute_here(
+            job, job_file, invocation, warm, run=run, dry_run=dry_run, audit=audit, detach=detach
+        )
+
+
+def _execute_here(
+    job: JobSpec,
+    job_file: Path,
+    invocation: Invocation,
+    warm: WarmServers,
+    *,
+    run: bool,
+    dry_run: bool,
+    audit: bool,
+    detach: Detach | None,
+) -> int:
+    """See `execute`; this process leads the job, or submits it.
+
+    Args:
+        job: As in its file, with what the options override.
+        warm: What its workers are forked from.
+    """
+    from scavenger.api.preview import earlier_of, preview_of
+    from scavenger.control.jobs.prepared import prepare_job
+    from scavenger_cli.commands.driving import drive, refuse_to_ask_nobody
+    from scavenger_cli.commands.previewing import show_preview
+
+    prepared = prepare_job(job, job_file, warm=warm)
     earlier = None
     if prepared.place.aggregators is not None or prepared.place.rents or dry_run:
         from scavenger.store import Store
@@ -227,6 +269,8 @@ def execute(
     from scavenger.control.jobs.job_run import JobRun
 
     if detach is not None:
+        from scavenger_cli.commands.detaching import detach_job
+
         return detach_job(prepared, detach, invocation, audit=audit)
     return drive(
         lambda store, observer, confirm: JobRun(

@@ -15,8 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from scavenger.control.job_file.yaml_loader import read_scalar
-from scavenger.domain.job import KERAS_BATCH_SIZE
-from scavenger.domain.script import Script
+from scavenger.domain.script import KERAS_BATCH_SIZE, Script
 from scavenger.errors import ConfigurationError
 
 _OF_FIT = frozenset(

@@ -18,6 +18,7 @@ from typing import IO, ClassVar, Protocol
 import msgspec
 
 from scavenger.train.engines import fork_server as protocol
+from scavenger.train.engines.gpus import HIDDEN
 from scavenger.train.engines.reaper import VARIABLE
 
 FORK_TARGETS: Mapping[str, str] = {
@@ -35,6 +36,27 @@ _READ_AT_BEGIN = (
     *("OMP_", "OPENBLAS_", "GOTO_", "MKL_"),
 )
 """How names of variables begin which are read not by modules of Python, and not again."""
+
+
+def thread_limits(threads: int) -> dict[str, str]:
+    """Environment variables that limit a process to some threads; libraries read them on import."""
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
+    return {**dict.fromkeys(names, str(threads)), "TF_NUM_INTEROP_THREADS": "1"}
+
+
+SERVER_ENVIRONMENT: Mapping[str, str] = {**thread_limits(1), **HIDDEN}
+"""What a fork server has besides: CUDA must not begin in a process that forks."""
+
+
+def job_environment(own: Mapping[str, str]) -> dict[str, str]:
+    """What processes of a job have in common: the environment of this one, and the variables that the job gives."""
+    return {
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        **os.environ,
+        **own,
+        "KERAS_BACKEND": "tensorflow",
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 @dataclass(slots=True, eq=False)

@@ -27,10 +27,13 @@ from scavenger.train.engines.base import GRACE_S, Engine, Exit
 from scavenger.train.engines.fork_server import MARK_BYTES
 from scavenger.train.engines.forking import (
     FORK_TARGETS,
+    SERVER_ENVIRONMENT,
     ForkedProcess,
     ForkServer,
     fork_server_supported,
+    job_environment,
     kill_group,
+    thread_limits,
 )
 from scavenger.train.engines.gpus import HIDDEN, gpu_for, only
 from scavenger.train.engines.leftovers import SHORT_PARENT, make_folder, sweep
@@ -81,12 +84,6 @@ class TenantServer(Protocol):
     def nudge(self) -> None: ...
 
     def close(self) -> None: ...
-
-
-def _thread_limits(threads: int) -> dict[str, str]:
-    """Environment variables that limit a process to some threads; libraries read them on import."""
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
-    return {**dict.fromkeys(names, str(threads)), "TF_NUM_INTEROP_THREADS": "1"}
 
 
 class ProcessEngine(Engine):
@@ -164,14 +161,9 @@ class ProcessEngine(Engine):
             config = msgspec.structs.replace(config, memory_fd=self.tenants.memory_fd)
         gpu = self._gpu_of(config.role)
         variables = {
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-            **os.environ,
-            **config.env,
-            **config.secrets,
-            **_thread_limits(config.threads),
+            **job_environment({**config.env, **config.secrets}),
+            **thread_limits(config.threads),
             **self._seen_gpus(config.role, gpu),
-            "KERAS_BACKEND": "tensorflow",
-            "PYTHONUNBUFFERED": "1",
             "TMPDIR": self._temporary,
             **(env or {}),
             reaper.VARIABLE: self._mark(config.name),
@@ -230,8 +222,8 @@ class ProcessEngine(Engine):
             server.receive()  # it may have ended since
         if server is not None and not server.alive and not server.ready:
             self._fork_targets = {}  # it failed to import, or may not fork: the next would, too
-        target = self._fork_targets.get(config.role)
-        if target is None and config.role in (self._fork_server_type.roles if self._warm is None else _ROLES):
+        target, beside = self._fork_targets.get(config.role), config.role in _ROLES
+        if beside and (self._warm is not None or config.role in self._fork_server_type.roles):
             target = self._fork_targets.get("worker")
         if target is None or len(env[reaper.VARIABLE]) > MARK_BYTES:
             return None
@@ -239,6 +231,8 @@ class ProcessEngine(Engine):
             if server is None or not server.alive:
                 shared = {name: value for name, value in env.items() if name not in config.secrets}
                 server = self._start_fork_server(target, shared, config.env)
+            if beside and self._warm is not None and not server.ready:
+                return None  # it begins while the server still imports
             fds = (self._fd,) if self._fd >= 0 and self._warm is not None else ()
             if config.role == "worker" and not config.secrets:  # which the next job must not have
                 self._worker = env, config.threads
@@ -248,10 +242,11 @@ class ProcessEngine(Engine):
             return None
 
     def stand_by(self, workers: int) -> None:
-        """See `Engine.stand_by`: only with a server that stays, and never on a GPU, whose memory they would hold."""
+        """See `Engine.stand_by`: only if further jobs may follow, and never on a GPU, whose memory they would hold."""
         server = self._fork_server
         if (
             self._warm is None
+            or not self._warm.lasting
             or self._worker is None
             or server is None
             or not (server.alive and server.ready)
@@ -263,7 +258,7 @@ class ProcessEngine(Engine):
 
     def _start_fork_server(self, target: str, env: dict[str, str], own: Mapping[str, str]) -> ForkServer:
         if self._warm is not None:
-            self._fork_server = self._warm.take(target, {**env, **_thread_limits(1), **HIDDEN}, own)
+            self._fork_server = self._warm.take(target, {**env, **SERVER_ENVIRONMENT}, own)
             return self._fork_server
         if self._fork_server is not None:
             self._reaper.remove(self._fork_server.process.pid)
@@ -271,7 +266,7 @@ class ProcessEngine(Engine):
         with open(self._log_dir / _FORK_SERVER_LOG, "ab", opener=private_opener) as output:
             server = self._fork_server_type(
                 target,
-                {**env, **_thread_limits(1), **HIDDEN},  # CUDA must not begin in a process that forks
+                {**env, **SERVER_ENVIRONMENT},
                 self._mark("fork-server"),
                 fds,
                 output.fileno(),

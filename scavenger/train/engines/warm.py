@@ -1,15 +1,21 @@
-"""Fork servers that outlive the job that started them, so that the next job of the same program begins at once."""
+"""Fork servers that begin before the job that they are for, or outlive it, so that the next one begins at once."""
 
 from __future__ import annotations
 
 import os
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from tempfile import gettempdir
 from weakref import WeakKeyDictionary
 
-from scavenger.train.engines.forking import ForkServer
+from scavenger.train.engines.forking import (
+    FORK_TARGETS,
+    SERVER_ENVIRONMENT,
+    ForkServer,
+    fork_server_supported,
+    job_environment,
+)
 
 _KEPT_MAX = 4
 """Most idle servers: as many jobs as usually begin at once; each takes the memory of an imported TensorFlow."""
@@ -19,9 +25,13 @@ class WarmServers:
     """Idle fork servers of one program; safe to use from several threads. `close` ends them.
 
     A server is used by one engine at a time. It ends with this program in any case, as it reads from its socket.
+
+    Args:
+        lasting: Whether this program may run further jobs, for which processes stand by.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, lasting: bool = True) -> None:
+        self.lasting = lasting
         self._idle: list[ForkServer] = []  # the longest idle first
         # what they import, and with which variables; also of those that are in use
         self._of: WeakKeyDictionary[ForkServer, tuple[str, dict[str, str]]] = WeakKeyDictionary()
@@ -53,6 +63,20 @@ class WarmServers:
         with self._lock:
             self._of[server] = target, dict(own)
         return server
+
+    def begin(self, own: Mapping[str, str], secrets: Collection[str]) -> None:
+        """Have what workers of a Keras job need be imported from now on, for the next engine; nothing where none forks.
+
+        Args:
+            own: See `take`.
+            secrets: Names of variables of the job which servers do not have.
+
+        Raises:
+            OSError: If this machine cannot start a server.
+        """
+        if fork_server_supported():
+            env = {name: value for name, value in job_environment(own).items() if name not in secrets}
+            self.give_back(self.take(FORK_TARGETS["worker"], {**env, **SERVER_ENVIRONMENT}, own))
 
     def give_back(self, server: ForkServer) -> None:
         """Keep a server for the next engine; its processes of this one have ended."""

@@ -22,8 +22,7 @@ import keras
 import tensorflow as tf
 from keras.src.trainers.data_adapters.array_data_adapter import can_convert_arrays
 
-from scavenger.domain.job import KERAS_BATCH_SIZE
-from scavenger.domain.script import Script
+from scavenger.domain.script import KERAS_BATCH_SIZE, Script
 from scavenger.errors import NotSupportedError, TrainingCodeError
 from scavenger.frames import named_from
 from scavenger.sdk.job import KerasJob
