@@ -13,7 +13,7 @@ from types import MappingProxyType
 import msgspec
 import psutil
 import pytest
-from engine_conformance import SLEEP, EngineConformance, Start, boot, command, exits, said, text
+from engine_conformance import SLEEP, EngineConformance, Start, boot, command, exits, running, said, text
 from waiting import PATIENCE_S, eventually
 
 from scavenger.train.engines.forking import FORK_TARGETS
@@ -93,7 +93,7 @@ def make(
 
 
 def parent(engine: ProcessEngine) -> psutil.Process:
-    found = psutil.Process(engine.pid("w0")).parent()
+    found = psutil.Process(running(engine, "w0")).parent()
     assert found is not None
     return found
 
