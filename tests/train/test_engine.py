@@ -208,6 +208,17 @@ time.sleep(600)
         assert said(engine, "w2") == "up"
         assert text(engine, "w1") == ""
 
+    def test_an_engine_that_has_ended_all_leaves_nothing_that_its_reaper_looks_for(
+        self, start: Start
+    ) -> None:
+        """It looks for a second, since what only begins has no marker yet; a job would end by so much later."""
+        engine = start("import os; os.system('sleep 600 &')")
+        exits(engine)
+        engine.launch(boot("w1"))
+        engine.close()
+
+        assert not engine._reaper._groups
+
     def test_a_stopped_server_is_continued(self, start: Start) -> None:
         engine = start(SLEEP)
         assert said(engine) == "up"

@@ -456,6 +456,13 @@ class ProcessEngine(Engine):
                 self._warm.give_back(self._fork_server)
             elif self._fork_server is not None:
                 self._fork_server.close()
+                kill_group(self._fork_server.process.pid)
+                reaper.kill_marked(
+                    f"{self._tag}.", prefix=True
+                )  # what the imports of the server have started
+                # all are known to have ended, so that the reaper need not look for what only begins
+                self._reaper.remove(self._fork_server.process.pid)
+                self._fork_server = None
             self._reaper.close()
             while self._folders:
                 folder, lock = self._folders.popitem()
