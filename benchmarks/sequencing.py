@@ -13,6 +13,8 @@ from scavenger.elastic.barrier import Barrier
 from scavenger.elastic.membership import worker_name, worker_slot
 from scavenger.elastic.pieces import first_piece
 from scavenger.elastic.quarantine import Suspects
+from scavenger.elastic.steps import Announce
+from scavenger.elastic.view import Member
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.aggregation.sequencer import Sequencer
 from scavenger.train.transport import messages as m
@@ -92,9 +94,9 @@ class SequencedJob:
     def begin(self) -> None:
         """All workers become members."""
         names = [worker_name(index) for index in range(self._workers)]
-        members = tuple(m.MemberBody(name, worker_slot(name)) for name in names)
+        members = tuple(Member(name, worker_slot(name)) for name in names)
         batch = self._workers * _SAMPLES_PER_WORKER
-        self._sequencer.from_control(m.Announcement(1, members, batch, (), (), 1, 1.0, "the first"))
+        self._sequencer.from_control(m.Announcement(Announce(1, members, batch, token=1, reason="the first")))
 
     def step(self) -> None:
         """Every worker contributes what it was ordered to."""

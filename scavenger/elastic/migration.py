@@ -57,6 +57,10 @@ class BucketMap:
         """The aggregators that take part in steps: those that hold something, and the first, which has the metrics."""
         return tuple(sorted({0, *self.holders}))
 
+    def if_begun(self, step: int) -> BucketMap | None:
+        """The map itself if it begins with a step that is in progress; else None."""
+        return self if self.since >= step else None
+
     def sources(self, later: BucketMap) -> tuple[int, ...]:
         """Return the aggregators that give something up in a later map."""
         pairs = zip(self.holders, later.holders, strict=True)

@@ -21,7 +21,8 @@ from scavenger.domain.configuration import Offer
 from scavenger.domain.job import GoalSpec
 from scavenger.domain.report import Event, Observer
 from scavenger.elastic.membership import Membership, WorkerState, worker_name
-from scavenger.elastic.view import View, split
+from scavenger.elastic.migration import BucketMap
+from scavenger.elastic.view import Position, View, split
 from scavenger.models.noise import NoiseTracker
 from scavenger.train.supervisor.events import Leaving, Lost, ProcessState, Started
 from scavenger.train.supervisor.supervisor import Supervisor
@@ -59,7 +60,7 @@ class ScriptedMigrations:
 
     def end(self, step: int) -> m.Migrated:
         self.active = False
-        self.ended = m.Migrated(1, m.MapBody(1, step, self.holding), self.unmoved)
+        self.ended = m.Migrated(1, BucketMap(1, step, self.holding), self.unmoved)
         return self.ended
 
 
@@ -246,18 +247,16 @@ class Scripted:
         if self.settled:
             return []
         self.membership.installed(view.number, [member.worker for member in view.members])
-        members = tuple(m.MemberBody(member.worker, member.slot) for member in view.members)
-        body = m.ViewBody(
+        installed = View(
             number=view.number,
             first_step=self.step + 1,
             global_batch_size=view.global_batch_size,
-            members=members,
-            epoch=self.epoch,
-            consumed=self.consumed,
+            members=view.members,
+            position=Position(self.epoch, self.consumed),
             lr_scale=view.lr_scale,
             reason=view.reason,
         )
-        return [m.ViewInstalled(body)]
+        return [m.ViewInstalled(installed)]
 
     def _train(self) -> list[Any]:
         view = self.membership.announced

@@ -49,6 +49,7 @@ from scavenger.control.training.orders import (
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import GoalSpec
 from scavenger.domain.report import WorkerChanged
+from scavenger.elastic.view import Member, Position, View
 from scavenger.models.fixed_epochs import FixedEpochs
 from scavenger.train.supervisor.events import (
     Leaving,
@@ -83,8 +84,8 @@ def here(*workers: str, starting: int = 0, vm: str = VM, **more: Any) -> Situati
 
 
 def view(number: int, *workers: str, batch: int = 32, first_step: int = 1) -> m.ViewInstalled:
-    members = tuple(m.MemberBody(worker, 0) for worker in workers)
-    return m.ViewInstalled(m.ViewBody(number, first_step, batch, members, 0, 0, 1.0, "test"))
+    members = tuple(Member(worker, 0) for worker in workers)
+    return m.ViewInstalled(View(number, first_step, batch, members, Position(), reason="test"))
 
 
 def step(number: int, *workers: str, samples: int = 32, batch: int = 32) -> m.StepReport:

@@ -16,6 +16,7 @@ import numpy as np
 from warm_servers import WarmForkServer
 
 from scavenger.elastic.order import Blocks, EpochOrder
+from scavenger.elastic.view import View
 from scavenger.train.engines.base import Engine, Exit
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.failpoints import VARIABLE
@@ -135,7 +136,7 @@ class Run:
         )
         self.steps: list[m.StepReport] = []
         self.epochs: list[m.EpochReport] = []
-        self.views: list[m.ViewBody] = []
+        self.views: list[View] = []
         self.started: list[str] = []
         self.left: list[str] = []
         self.lost: list[Lost] = []

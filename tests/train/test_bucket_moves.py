@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from stubs import manifest
 
+from scavenger.elastic.migration import BucketMap
 from scavenger.errors import ScavengerError
 from scavenger.train.supervisor.bucket_moves import Migrations
 from scavenger.train.transport import messages as m
@@ -33,7 +34,7 @@ class Job:
         request = self.asked[-1]
         assert isinstance(request, m.MoveBuckets)
         self.number, before = self.number + 1, self.migrations.spare
-        body = m.MapBody(self.number, self.number, request.holders)
+        body = BucketMap(self.number, self.number, request.holders)
         self.migrations.take(m.MapChanged(body))
         assert self.migrations.spare <= before, "the step for which it was decided was not applied"
         self.migrations.take(m.Migrated(request.request, body))
@@ -154,7 +155,7 @@ def test_who_still_holds_something_after_a_migration_was_given_up_is_asked_again
     assert job.migrations.leave([1])
     request = job.asked[-1]
     assert isinstance(request, m.MoveBuckets)
-    job.migrations.take(m.Migrated(request.request, m.MapBody(0, 0, LAYOUT.holders), "a copy never ended"))
+    job.migrations.take(m.Migrated(request.request, BucketMap(0, 0, LAYOUT.holders), "a copy never ended"))
 
     assert job.migrations.leave([1])
 

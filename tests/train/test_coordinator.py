@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from scavenger.elastic import membership
+from scavenger.elastic.view import Position, View
 from scavenger.train.coordinator.coordinator import Coordinator
 from scavenger.train.names import SUPERVISOR
 from scavenger.train.transport import messages as m
@@ -42,8 +41,8 @@ def led(hub: StubHub) -> Coordinator:
 
 def install(coordinator: Coordinator, hub: StubHub) -> None:
     """The sequencer puts the newest view into effect."""
-    newest: Any = [message for _, message in hub.sent if isinstance(message, m.Announcement)][-1]
-    view = m.ViewBody(newest.number, 1, newest.global_batch_size, newest.members, 0, 0, 1.0, "")
+    newest = [message.view for _, message in hub.sent if isinstance(message, m.Announcement)][-1]
+    view = View(newest.number, 1, newest.global_batch_size, newest.members, Position())
     coordinator._take("aggregator-0", m.ViewInstalled(view))
 
 

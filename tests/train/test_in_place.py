@@ -18,6 +18,8 @@ from waiting import eventually
 from scavenger.elastic.barrier import Barrier
 from scavenger.elastic.migration import BucketMap, Migration
 from scavenger.elastic.pieces import first_piece
+from scavenger.elastic.steps import Announce
+from scavenger.elastic.view import Member
 from scavenger.models.aggregation import WAITING_GRADIENTS, held_models, optimizer_copies
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.aggregation.sequencer import Sequencer
@@ -243,8 +245,8 @@ class Sequenced:
             expect=lambda message: None,
             apply=shard.apply,
         )
-        members = (m.MemberBody("w0", 0),)
-        self.sequencer.from_control(m.Announcement(1, members, 4, (), (), 1, 1.0, "the first"))
+        members = (Member("w0", 0),)
+        self.sequencer.from_control(m.Announcement(Announce(1, members, 4, token=1, reason="the first")))
 
     def contribute(self, *, loss: float = 1.0, sqnorm: float = 1.0) -> None:
         order = self.orders[-1]

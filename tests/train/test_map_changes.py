@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
+from scavenger.elastic.migration import BucketMap
 from scavenger.train.aggregation.map_changes import MapChanges
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.aggregation.peers import Peers
@@ -81,7 +82,7 @@ def target() -> Iterator[Target]:
     os.close(fd)
 
 
-def order(step: int, number: int, changed: m.MapBody | None = None) -> m.ApplyPart:
+def order(step: int, number: int, changed: BucketMap | None = None) -> m.ApplyPart:
     return m.ApplyPart(step, 1, 1.0, (), map=number, changed=changed)
 
 
@@ -99,7 +100,7 @@ def test_what_lies_in_the_same_block_is_copied_at_once_and_held_with_the_order_t
     assert target.said == [m.BucketsCopied(1, 5)] * 2, "a repeated order is answered again, an old one is not"
     assert target.shard.layout.holders == LAYOUT.holders, "nothing is decided"
 
-    assert target.maps.admits(order(4, 5, m.MapBody(5, 4, ALL_TO_1)))
+    assert target.maps.admits(order(4, 5, BucketMap(5, 4, ALL_TO_1)))
     assert (target.shard.layout.holders, target.shard.layout.map_number) == (ALL_TO_1, 5)
     assert target.shard.record == PartRecord(3), "what it has gained is as of the step before"
     assert target.changes == 1
@@ -108,13 +109,13 @@ def test_what_lies_in_the_same_block_is_copied_at_once_and_held_with_the_order_t
 def test_orders_under_an_older_map_are_refused_and_under_an_unknown_one_wait(target: Target) -> None:
     assert target.maps.admits(order(1, 0))
     assert not target.maps.admits(order(1, 5))
-    target.maps.confirm(m.TakeMap(m.MapBody(5, 1, ALL_TO_1)))
+    target.maps.confirm(m.TakeMap(BucketMap(5, 1, ALL_TO_1)))
     assert not target.maps.admits(order(1, 0))
     assert target.maps.admits(order(1, 5))
 
 
 def test_a_map_is_confirmed_as_often_as_it_is_told_and_an_older_one_is_not(target: Target) -> None:
-    new, old = m.TakeMap(m.MapBody(5, 1, (0,) * len(ALL_TO_1))), m.TakeMap(m.MapBody(4, 1, ALL_TO_1))
+    new, old = m.TakeMap(BucketMap(5, 1, (0,) * len(ALL_TO_1))), m.TakeMap(BucketMap(4, 1, ALL_TO_1))
     for message in (new, new, old):
         target.maps.confirm(message)
 
@@ -130,11 +131,11 @@ def test_one_that_did_not_copy_what_a_map_has_it_hold_says_so_and_does_not_hold_
     try:
         target = Target(fd, context, beside=())
         gained = tuple(1 for _ in LAYOUT.holders)
-        assert not target.maps.admits(order(5, 9, m.MapBody(9, 5, gained)))
+        assert not target.maps.admits(order(5, 9, BucketMap(9, 5, gained)))
         assert (target.losses, target.changes) == (1, 0)
         assert target.shard.layout.holders == LAYOUT.holders
 
-        assert target.maps.admits(order(5, 10, m.MapBody(10, 5, tuple(0 for _ in gained))))
+        assert target.maps.admits(order(5, 10, BucketMap(10, 5, tuple(0 for _ in gained))))
         assert (target.losses, target.changes) == (1, 1), "who only gives up needs nothing"
     finally:
         context.destroy(linger=0)

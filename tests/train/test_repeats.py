@@ -21,7 +21,7 @@ from scavenger.elastic.barrier import Barrier
 from scavenger.elastic.membership import worker_slot
 from scavenger.elastic.migration import BucketMap
 from scavenger.elastic.steps import Announce, Applied, Contribution, Instruction, Proceed
-from scavenger.elastic.view import Member, Position, View
+from scavenger.elastic.view import Member, Piece, Position, Share, View
 from scavenger.train.aggregation import step_timer
 from scavenger.train.aggregation.aggregator import Aggregator
 from scavenger.train.aggregation.worker_orders import Terms, WorkerOrders
@@ -143,8 +143,11 @@ class Host:
                             m.Initialise(manifest, (aggregator._address,), None, None, False, "w0", 0, 1, ()),
                         )
                     case m.Initialised():
-                        members = (m.MemberBody("w0", 0),)
-                        hub.send("aggregator-0", m.Announcement(1, members, 4, (), (), 1, 1.0, "the first"))
+                        members = (Member("w0", 0),)
+                        hub.send(
+                            "aggregator-0",
+                            m.Announcement(Announce(1, members, 4, token=1, reason="the first")),
+                        )
                     case m.StepReport():
                         self.reports.append(message)
                     case _:
@@ -188,7 +191,7 @@ def test_a_slow_gradient_and_its_weights_cross_the_network_once_a_step(
     assert sent["sealed"] >= (STEPS - 1) * (2 * part + layout.metric_bytes)
 
 
-PIECES = [m.PieceBody(number, number, number + 1, "w0", number) for number in range(3)]
+PIECES = [Piece(number, Share(number, number + 1), "w0", number) for number in range(3)]
 ordered = st.builds(
     m.Order,
     st.sampled_from(["train", "evaluate", "idle"]),
@@ -284,7 +287,7 @@ def test_a_worker_takes_the_short_order_for_the_pieces_that_it_stands_for(
         expected = {piece for one in told if one.worker == member.worker for piece in one.pieces}
         got = received[member.worker].next()
         assert isinstance(got, m.Order) or not expected
-        assert {m.piece_of(body) for body in (got.pieces if isinstance(got, m.Order) else ())} == expected
+        assert {*(got.pieces if isinstance(got, m.Order) else ())} == expected
     assert sum(isinstance(message, m.Go) for message in sent) == sum(
         not one.pieces[0].slot % 64 for one in told
     )
@@ -336,7 +339,7 @@ def test_one_that_is_no_member_yet_is_told_the_share_of_one_that_was_lost() -> N
 
     order = said[-1]
     assert isinstance(order, m.Order)
-    assert [m.piece_of(body) for body in order.pieces] == list(instruction.pieces)
+    assert order.pieces == instruction.pieces
 
 
 def test_a_short_order_of_an_unknown_view_or_to_no_member_has_no_pieces() -> None:

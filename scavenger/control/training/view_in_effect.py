@@ -5,7 +5,7 @@ from __future__ import annotations
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.measurement import StepRecord
 from scavenger.domain.report import ViewChanged
-from scavenger.train.transport.messages.values import ViewBody
+from scavenger.elastic.view import View
 
 VIEW_WARM_UP_STEPS = 3
 """First steps of a view, whose times reflect cold caches and new shapes rather than the configuration."""
@@ -22,7 +22,7 @@ class ViewInEffect:
     """
 
     def __init__(self) -> None:
-        self._body: ViewBody | None = None
+        self._body: View | None = None
         self.configuration: Configuration | None = None
         self.steps = self.count = 0
         self.same_workers = False
@@ -37,7 +37,7 @@ class ViewInEffect:
         """Whether the newest step's time is not typical of the configuration."""
         return self.steps <= VIEW_WARM_UP_STEPS
 
-    def installed(self, body: ViewBody, vm: str) -> bool:
+    def installed(self, body: View, vm: str) -> bool:
         """Put a view into effect; returns False if it is no newer than the present one.
 
         Args:

@@ -467,7 +467,7 @@ class Aggregator:
             )
         if message.recover and current.number:
             # the process before may have died between recording it and reporting it
-            self._control.send(m.MapChanged(m.map_body(current)))
+            self._control.send(m.MapChanged(current))
         if message.recover and (report := shard.block.read_report(record.step)) is not None:
             step_report = m.decode(report)
             if isinstance(step_report, m.StepReport) and step_report.step == record.step:

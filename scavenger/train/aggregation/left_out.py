@@ -9,7 +9,6 @@ import numpy as np
 from scavenger.elastic.order import EpochOrder
 from scavenger.elastic.view import Piece
 from scavenger.train.transport.messages import Manifest
-from scavenger.train.transport.messages.values import blocks_of
 
 
 class LeftOut:
@@ -46,6 +45,4 @@ class LeftOut:
 
     def _order_of(self, epoch: int) -> EpochOrder:
         manifest = self._manifest
-        return EpochOrder(
-            self._seed, epoch, manifest.dataset_size, blocks_of(manifest.blocks), manifest.passes
-        )
+        return EpochOrder(self._seed, epoch, manifest.dataset_size, manifest.blocks, manifest.passes)

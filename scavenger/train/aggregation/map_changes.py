@@ -23,7 +23,6 @@ from scavenger.train.transport.messages.data import (
     MapTaken,
     TakeMap,
 )
-from scavenger.train.transport.messages.values import MapBody, map_of
 from scavenger.train.transport.shared_memory import PartRecord
 
 log = logging.getLogger(__name__)
@@ -127,11 +126,11 @@ class MapChanges:
             self.take(order.changed)
         return order.map == self._number
 
-    def take(self, body: MapBody) -> None:
+    def take(self, new: BucketMap) -> None:
         """Hold what a newer map says, from its first step on."""
-        if body.number <= self._number:
+        if new.number <= self._number:
             return
-        new, shard, held = map_of(body), self._shard, self._prepared
+        shard, held = self._shard, self._prepared
         if self._lacks(new):
             log.warning("what map %d has this aggregator hold was lost: it begins again", new.number)
             self._lost()

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from scavenger.elastic import migration as mig
 from scavenger.elastic import steps as st
 from scavenger.elastic.barrier import Barrier, BarrierPhase
-from scavenger.elastic.quarantine import Cause
-from scavenger.elastic.view import Member, StepPlan
+from scavenger.elastic.view import StepPlan
 from scavenger.train.aggregation.checkpointing import Checkpointing
 from scavenger.train.aggregation.evaluation import EpochEvaluation
 from scavenger.train.aggregation.finalisation import Finalisation
@@ -104,10 +103,7 @@ class Sequencer:
     def inform(self, token: int) -> m.SequencerState:
         """Return the job's state for a coordinator that takes over."""
         self._carry_out(self._barrier.handle(st.Lead(token)))
-        view = self._barrier.view
-        return m.SequencerState(
-            True, self._barrier.number, None if view is None else m.view_body(view), self._barrier.step
-        )
+        return m.SequencerState(True, self._barrier.number, self._barrier.view, self._barrier.step)
 
     # ---- messages ------------------------------------------------------------------------------------------
 
@@ -115,22 +111,7 @@ class Sequencer:
         """Handle a message from the coordinator or the supervisor."""
         match message:
             case m.Announcement():
-                members = tuple(Member(body.worker, body.slot) for body in message.members)
-                self._handle(
-                    st.Announce(
-                        number=message.number,
-                        members=members,
-                        global_batch_size=message.global_batch_size,
-                        lost=message.lost,
-                        deaths=tuple(
-                            st.Death(death.worker, death.host, Cause(death.cause), death.hosts)
-                            for death in message.deaths
-                        ),
-                        token=message.token,
-                        lr_scale=message.lr_scale,
-                        reason=message.reason,
-                    )
-                )
+                self._handle(message.view)
             case m.VerdictGiven():
                 verdict = st.EpochDecision(message.epoch, message.stop, message.step)
                 if self._barrier.awaits(verdict):
@@ -266,7 +247,7 @@ class Sequencer:
                 case st.Installed():
                     # recorded before it is reported, because its number must not be used again
                     self._write_record()
-                    self._report(m.ViewInstalled(m.view_body(instruction.view)))
+                    self._report(m.ViewInstalled(instruction.view))
                 case mig.Copy() | mig.AdoptMap() | mig.Take() | mig.MigrationEnded():
                     self._migrate(instruction)
                 case st.Inform():
@@ -314,7 +295,7 @@ class Sequencer:
                 tuple((piece.number, piece.slot, count) for piece, count in zip(pieces, counts, strict=True)),
                 self._step.rows_of(held),
                 instruction.map.number,
-                m.changed_body(instruction.map, plan.step),
+                instruction.map.if_begun(plan.step),
             )
             if aggregator:
                 self._to_aggregator(aggregator, message)
@@ -376,13 +357,12 @@ class Sequencer:
                 fail_here("sequencer.adopting")
                 self._shard.block.write_map(instruction.map, instruction.before)
                 fail_here("sequencer.adopted")
-                self._report(m.MapChanged(m.map_body(instruction.map)))
+                self._report(m.MapChanged(instruction.map))
             case mig.Take():
                 for aggregator in instruction.aggregators:
-                    self._to_aggregator(aggregator, m.TakeMap(m.map_body(instruction.map)))
+                    self._to_aggregator(aggregator, m.TakeMap(instruction.map))
             case mig.MigrationEnded():
-                body = m.map_body(instruction.map)
-                self._report(m.Migrated(instruction.request, body, instruction.reason))
+                self._report(m.Migrated(instruction.request, instruction.map, instruction.reason))
 
     def _others(self) -> list[int]:
         """Indices of the other aggregators that hold something of the last step's state."""

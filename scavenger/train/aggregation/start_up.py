@@ -106,7 +106,7 @@ class StartUp:
         current, job = BucketMap(0, 0, layout.holders), block.read_job()
         in_place = order.in_place and not self._shares_block
         if order.map is not None:
-            current = m.map_of(order.map)
+            current = order.map
         before = current
         if order.recover and (recorded := block.read_maps()) is not None:
             current, before = recorded

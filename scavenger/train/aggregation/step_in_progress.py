@@ -10,7 +10,7 @@ from scavenger.elastic import steps as st
 from scavenger.elastic.view import Piece
 from scavenger.train.transport.messages.data import ApplyPart, Contributed, PartApplied, SumsFormed
 from scavenger.train.transport.messages.reports import StepReport
-from scavenger.train.transport.messages.values import RowCounts, changed_body
+from scavenger.train.transport.messages.values import RowCounts
 
 
 class StepInProgress:
@@ -70,7 +70,7 @@ class StepInProgress:
             number=instruction.number,
             held=() if all(taking_part.issubset(each) for each in {*held}) else held,
             map=instruction.map.number,
-            changed=changed_body(instruction.map, instruction.plan.step),
+            changed=instruction.map.if_begun(instruction.plan.step),
             best_step=best_step,
             schedule_step=schedule_step,
         )

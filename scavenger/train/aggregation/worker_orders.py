@@ -10,7 +10,6 @@ from scavenger.elastic.migration import BucketMap
 from scavenger.elastic.pieces import first_piece
 from scavenger.elastic.view import Share, View, plan_step
 from scavenger.train.transport.messages.data import DataMessage, Go, Order, TakeMap, TakeView
-from scavenger.train.transport.messages.values import map_body, piece_body
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class WorkerOrders:
         self._send_view(worker, instruction.view)
         if self._maps_sent.get(worker) != number:
             self._maps_sent[worker] = number
-            self.send(worker, TakeMap(map_body(terms.buckets)))
+            self.send(worker, TakeMap(terms.buckets))
         pieces = instruction.pieces
         if terms.ordinary and self._is_own_share(instruction):
             piece = pieces[0].number - first_piece(instruction.view.number)
@@ -67,7 +66,7 @@ class WorkerOrders:
                 instruction.action,
                 instruction.step,
                 instruction.view.number,
-                tuple(piece_body(piece) for piece in pieces),
+                pieces,
                 terms.quarantined,
                 terms.cautious,
                 terms.loss_scale,
@@ -90,7 +89,7 @@ class WorkerOrders:
     def tell_map(self, buckets: BucketMap) -> None:
         """Tell all members the map under which weights are held that others than the sequencer ask them to fetch."""
         for worker in self._ranks:
-            self.send(worker, TakeMap(map_body(buckets)))
+            self.send(worker, TakeMap(buckets))
 
     def lacks_view(self, worker: str) -> None:
         """Record that a worker has no view and no map: it has just connected, or asks for them."""

@@ -25,7 +25,6 @@ from scavenger.train.command.messages import Record
 from scavenger.train.custom_loop.reports import LOSS, EpochLosses
 from scavenger.train.supervisor.events import Event
 from scavenger.train.transport import messages as m
-from scavenger.train.transport.messages.values import view_body
 
 _STEPS_AT_ONCE_MAX = 10_000
 """A record that is so many steps after the one before it counts as one step with all their samples."""

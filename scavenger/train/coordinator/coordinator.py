@@ -211,11 +211,10 @@ class Coordinator:
         """Lead the job from now on, since the sequencer has reported its view and members."""
         self._initialization.informed = True
         log.info("leads the job from view %d on", message.number)
-        view = None if message.view is None else m.view_of(message.view)
         assert self._brief is not None
         number = max(message.number, self._brief.number)
         if number:
-            self._membership.restore(number, view, self._present)
+            self._membership.restore(number, message.view, self._present)
         for worker in self._membership.workers(WorkerState.TRAINING):
             self._liveness.heard(
                 worker, self._clock()
@@ -265,34 +264,16 @@ class Coordinator:
         if announce is None or not self._initialization.informed or self._brief is None:
             return
         self._announced_at = self._clock()
-        self._hub.send_to(
-            self._brief.aggregators[0],
-            m.Announcement(
-                number=announce.number,
-                members=tuple(m.MemberBody(member.worker, member.slot) for member in announce.members),
-                global_batch_size=announce.global_batch_size,
-                lost=announce.lost,
-                deaths=tuple(
-                    m.DeathBody(death.worker, death.host, death.cause.value, death.hosts)
-                    for death in announce.deaths
-                ),
-                token=announce.token,
-                lr_scale=announce.lr_scale,
-                reason=announce.reason,
-            ),
-        )
+        self._hub.send_to(self._brief.aggregators[0], m.Announcement(announce))
         fail_here("coordinator.announced")
 
     # ---- losses and hangs ----------------------------------------------------------------------------------
 
-    def _ended(self, name: str, death: m.DeathBody | None) -> None:
+    def _ended(self, name: str, death: Death | None) -> None:
         self._liveness.forget(name)
         if not self._membership.knows(name):
             return
-        if death is None:
-            self._lost(name)
-        else:
-            self._lost(name, Death(death.worker, death.host, Cause(death.cause), death.hosts))
+        self._lost(name, death)
 
     def _lost(self, worker: str, death: Death | None = None) -> None:
         fail_here("coordinator.lost")

@@ -8,7 +8,7 @@ import msgspec
 
 from scavenger.elastic import initialization as i
 from scavenger.elastic.membership import Membership
-from scavenger.elastic.migration import spared
+from scavenger.elastic.migration import BucketMap, spared
 from scavenger.elastic.steps import Announce
 from scavenger.train.failpoints import fail_here
 from scavenger.train.names import SUPERVISOR
@@ -81,7 +81,7 @@ class JobInitializer:
             known = tuple(sorted({*self._brief.quarantined, *samples}))
             self._brief = msgspec.structs.replace(self._brief, quarantined=known)
 
-    def map_changed(self, body: m.MapBody, *, settled: bool = False) -> None:
+    def map_changed(self, body: BucketMap, *, settled: bool = False) -> None:
         """Note the newest map of buckets, under which aggregators begin again that have lost their memory.
 
         Args:
@@ -90,7 +90,7 @@ class JobInitializer:
         brief = self._brief
         if brief is None or (brief.map is not None and body.number < brief.map.number):
             return
-        spare = spared(brief.spare, m.map_of(body), len(brief.aggregators), settled=settled)
+        spare = spared(brief.spare, body, len(brief.aggregators), settled=settled)
         self._brief = msgspec.structs.replace(brief, map=body, spare=tuple(sorted(spare)))
         self._handle(i.Spared(spare))
 

@@ -19,7 +19,7 @@ from scavenger.train.custom_loop import messages as lm
 from scavenger.train.custom_loop.comparing import Sums, differing
 from scavenger.train.custom_loop.exchange import StepMean
 from scavenger.train.transport import messages as m
-from scavenger.train.transport.messages.values import TensorSpec, view_body
+from scavenger.train.transport.messages.values import TensorSpec
 
 LOSS = "loss"
 """The name of the metric that `job.notify_batch_end(loss=...)` reports."""
@@ -103,16 +103,14 @@ class StepInReport:
 def view_installed(view: Announce, first_step: int, epoch: int) -> m.ViewInstalled:
     """The report of a view that has taken effect: from `first_step` on, whose samples are of `epoch`."""
     return m.ViewInstalled(
-        view_body(
-            View(
-                number=view.number,
-                first_step=first_step,
-                global_batch_size=view.global_batch_size,
-                members=view.members,
-                position=Position(epoch),
-                lr_scale=view.lr_scale,
-                reason=view.reason,
-            )
+        View(
+            number=view.number,
+            first_step=first_step,
+            global_batch_size=view.global_batch_size,
+            members=view.members,
+            position=Position(epoch),
+            lr_scale=view.lr_scale,
+            reason=view.reason,
         )
     )
 

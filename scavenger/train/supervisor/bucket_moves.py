@@ -147,7 +147,7 @@ class Migrations:
 
     def take(self, message: m.MapChanged | m.Migrated) -> None:
         """Handle a report of the sequencer."""
-        reported = m.map_of(message.map)
+        reported = message.map
         if self.map is None or reported.number >= self.map.number:
             if self.map is None or reported.number > self.map.number:
                 log.info("map %d of buckets holds from step %d on", reported.number, reported.since)

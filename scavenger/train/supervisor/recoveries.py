@@ -10,6 +10,7 @@ from scavenger.elastic import recovery as r
 from scavenger.elastic.liveness import SILENT_S, Liveness
 from scavenger.elastic.quarantine import cause_of_death
 from scavenger.elastic.recovery import Role, Status
+from scavenger.elastic.steps import Death
 from scavenger.errors import ScavengerError, TrainingCodeError, TrainingHungError, WorkersLostError
 from scavenger.train.engines.base import Exit
 from scavenger.train.names import coordinator_name
@@ -199,9 +200,7 @@ class Recoveries:
         kind = cause_of_death(None if ended.reason else ended.status, ended_by_us=ended_by_us)
         if name in self._registry.announced and not ended.refused:
             hosts = len({self._processes.engine.host(entry.name) for entry in self._registry.workers})
-            self._send(
-                m.ProcessEnded(name, m.DeathBody(name, self._processes.engine.host(name), kind.value, hosts))
-            )
+            self._send(m.ProcessEnded(name, Death(name, self._processes.engine.host(name), kind, hosts)))
         self._carry_out(
             r.worker_ended(
                 name,

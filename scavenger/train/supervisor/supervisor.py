@@ -364,7 +364,7 @@ class Supervisor(JobSupervisor):
             rewinding=self._recoveries.rewinding,
             quarantined=self.quarantined,
             evaluation_s=self._timeouts.evaluation_s,
-            map=None if self.migrations.map is None else m.map_body(self.migrations.map),
+            map=self.migrations.map,
             spare=tuple(sorted(self.migrations.spare)),
         )
 

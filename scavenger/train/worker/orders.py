@@ -7,8 +7,9 @@ from collections import OrderedDict
 import msgspec
 
 from scavenger.elastic.membership import worker_slot
+from scavenger.elastic.migration import BucketMap
 from scavenger.elastic.pieces import first_piece
-from scavenger.elastic.view import WorkerView, share_of, step_range
+from scavenger.elastic.view import Piece, WorkerView, share_of, step_range
 from scavenger.train.transport.messages.data import (
     Go,
     Order,
@@ -17,7 +18,6 @@ from scavenger.train.transport.messages.data import (
     TakeView,
     worker_view_of,
 )
-from scavenger.train.transport.messages.values import MapBody, PieceBody
 
 _VIEWS_KEPT = 2
 
@@ -36,7 +36,7 @@ class Orders:
     def __init__(self, worker: str, dataset_size: int) -> None:
         self._worker, self._dataset_size = worker, dataset_size
         self._views: dict[int, WorkerView] = {}
-        self._maps: dict[int, MapBody] = {}
+        self._maps: dict[int, BucketMap] = {}
         self._waiting: OrderedDict[str, Order | Summarise] = OrderedDict()
         self._newest = (0, 0)
 
@@ -72,12 +72,12 @@ class Orders:
 
     def _order_of(self, message: Go) -> Order:
         """What the message stands for; without pieces if the view that gives the share has not arrived."""
-        view, pieces = self._views.get(message.view), tuple[PieceBody, ...]()
+        view, pieces = self._views.get(message.view), tuple[Piece, ...]()
         if view is not None and view.rank is not None and message.step + 1 >= view.first_step:
             whole = step_range(view, message.step + 1, self._dataset_size).samples
             share, number = share_of(whole, view.workers, view.rank), first_piece(view.number) + message.piece
             slot = worker_slot(self._worker)
-            pieces = (PieceBody(number, share.start, share.stop, self._worker, slot),)
+            pieces = (Piece(number, share, self._worker, slot),)
         return Order("train", message.step, message.view, pieces, (), False, map=message.map)
 
     def next(self) -> Order | Summarise | None:
@@ -92,11 +92,11 @@ class Orders:
         """Return the view of that number; None if it has not arrived."""
         return self._views.get(number)
 
-    def map(self, number: int) -> MapBody | None:
+    def map(self, number: int) -> BucketMap | None:
         """Return the map of buckets of that number; None if it has not arrived."""
         return self._maps.get(number)
 
     @property
-    def newest_map(self) -> MapBody | None:
+    def newest_map(self) -> BucketMap | None:
         """The newest map of buckets that has arrived."""
         return self._maps[max(self._maps)] if self._maps else None

@@ -32,7 +32,7 @@ from scavenger.train.aggregation.keras_state import (
     serialised,
 )
 from scavenger.train.names import partial_model
-from scavenger.train.transport.messages.values import Manifest, TensorSpec, blocks_body
+from scavenger.train.transport.messages.values import Manifest, TensorSpec
 from scavenger.train.worker.callbacks.other_state import OtherState, changes
 from scavenger.train.worker.callbacks.runner import CallbackRunner
 from scavenger.train.worker.checks import (
@@ -371,7 +371,7 @@ class Program:
                 if v.constraint is not None and (text := constraint_of(v)) is not None
             ),
             iterations=iterations_of(model.optimizer),
-            blocks=blocks_body(self.train.blocks),
+            blocks=self.train.blocks,
             notes=tuple(
                 f"KerasJob.{name}: {note}"
                 for name, source in (("train", self.train), ("validation", self.validation))

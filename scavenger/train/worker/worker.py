@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scavenger.elastic.membership import worker_slot
+from scavenger.elastic.migration import BucketMap
 from scavenger.elastic.view import Piece, WorkerView, step_range
 from scavenger.train.failpoints import fail_here
 from scavenger.train.failure import describe_disk_failure
@@ -245,7 +246,7 @@ class Worker:
             self._take_map(body)
         return self._inbox is not None and self._inbox.layout is not before
 
-    def _take_map(self, body: m.MapBody) -> None:
+    def _take_map(self, body: BucketMap) -> None:
         """Expect weights from the aggregators that hold them under a map of buckets."""
         assert self._memory is not None
         assert self._inbox is not None
@@ -366,8 +367,7 @@ class Worker:
             log.info("view %d holds from step %d on", view.number, view.first_step)
         fail_here("worker.leased")
         epoch = step_range(view, step, self._program.manifest.dataset_size).epoch
-        for body in order.pieces:
-            piece = m.piece_of(body)
+        for piece in order.pieces:
             result = self._known.begin("train", step, piece)
             if not isinstance(result, m.Contributed):
                 result = self._compute(order, epoch, view, piece)
@@ -440,8 +440,7 @@ class Worker:
         fail_here("worker.pushed")
 
     def _evaluate(self, order: m.Order, view: WorkerView) -> None:
-        for body in order.pieces:
-            piece = m.piece_of(body)
+        for piece in order.pieces:
             result = self._known.begin("evaluate", order.step, piece)
             if not isinstance(result, m.Evaluation):
                 share = piece.share

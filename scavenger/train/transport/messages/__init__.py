@@ -106,25 +106,12 @@ from scavenger.train.transport.messages.requests import (
 from scavenger.train.transport.messages.values import (
     AggregatorAddress,
     CheckpointPlan,
-    DeathBody,
     LogSettings,
     Manifest,
-    MapBody,
-    MemberBody,
-    PieceBody,
     ProcessConfiguration,
     RestorePoint,
     SlotSpec,
     TensorSpec,
-    ViewBody,
-    blocks_of,
-    changed_body,
-    map_body,
-    map_of,
-    piece_body,
-    piece_of,
-    view_body,
-    view_of,
 )
 
 ControlMessage = CoordinationMessage | ReportMessage | RequestMessage

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from scavenger.train.transport.messages.values import CheckpointPlan, DeathBody, MapBody, RestorePoint, Tagged
+from scavenger.elastic.migration import BucketMap
+from scavenger.elastic.steps import Death
+from scavenger.train.transport.messages.values import CheckpointPlan, RestorePoint, Tagged
 
 
 class Brief(Tagged, frozen=True):
@@ -41,7 +43,7 @@ class Brief(Tagged, frozen=True):
     rewinding: tuple[int, ...]
     quarantined: tuple[int, ...]
     evaluation_s: float | None = None
-    map: MapBody | None = None
+    map: BucketMap | None = None
     spare: tuple[int, ...] = ()
 
 
@@ -70,7 +72,7 @@ class ProcessEnded(Tagged, frozen=True):
     """A process has ended; `death` has details for a worker, and is None otherwise."""
 
     name: str
-    death: DeathBody | None = None
+    death: Death | None = None
 
 
 class ResizeMembers(Tagged, frozen=True):

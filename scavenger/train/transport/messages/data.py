@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from scavenger.elastic.view import Position, WorkerView
-from scavenger.train.transport.messages.values import MapBody, PayloadOffer, PieceBody, RowCounts, Tagged
+from scavenger.elastic.migration import BucketMap
+from scavenger.elastic.view import Piece, Position, WorkerView
+from scavenger.train.transport.messages.values import PayloadOffer, RowCounts, Tagged
 
 # ---- worker <-> aggregator ---------------------------------------------------------------------------------
 
@@ -200,7 +201,7 @@ class Order(Tagged, frozen=True):
     action: str
     step: int
     view: int
-    pieces: tuple[PieceBody, ...]
+    pieces: tuple[Piece, ...]
     quarantined: tuple[int, ...]
     cautious: bool
     loss_scale: float = 1.0
@@ -283,7 +284,7 @@ class ExpectPieces(Tagged, frozen=True):
     pieces: tuple[tuple[int, int, int], ...]
     held: tuple[tuple[int, RowCounts], ...]
     map: int = 0
-    changed: MapBody | None = None
+    changed: BucketMap | None = None
 
 
 class SumsFormed(Tagged, frozen=True):
@@ -312,7 +313,7 @@ class ApplyPart(Tagged, frozen=True):
     number: int = 0
     held: tuple[tuple[int, ...], ...] = ()
     map: int = 0
-    changed: MapBody | None = None
+    changed: BucketMap | None = None
     best_step: int = 0
     schedule_step: int | None = None
 
@@ -324,7 +325,7 @@ class TakeMap(Tagged, frozen=True):
     checkpoint.
     """
 
-    map: MapBody
+    map: BucketMap
 
 
 class MapTaken(Tagged, frozen=True):

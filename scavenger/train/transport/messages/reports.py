@@ -6,8 +6,10 @@ from typing import Annotated
 
 import msgspec
 
+from scavenger.elastic.migration import BucketMap
+from scavenger.elastic.view import View
 from scavenger.frames import Frame
-from scavenger.train.transport.messages.values import AggregatorAddress, Manifest, MapBody, Tagged, ViewBody
+from scavenger.train.transport.messages.values import AggregatorAddress, Manifest, Tagged
 
 
 class Hello(Tagged, frozen=True):
@@ -208,20 +210,20 @@ class CallbacksRun(Tagged, frozen=True):
 class ViewInstalled(Tagged, frozen=True):
     """The sequencer has put a view into effect."""
 
-    view: ViewBody
+    view: View
 
 
 class MapChanged(Tagged, frozen=True):
     """The sequencer has decided on a map of buckets, which holds from now on."""
 
-    map: MapBody
+    map: BucketMap
 
 
 class Migrated(Tagged, frozen=True):
     """A migration has ended; see `scavenger.elastic.migration.MigrationEnded`."""
 
     request: int
-    map: MapBody
+    map: BucketMap
     reason: str = ""
 
 
@@ -237,7 +239,7 @@ class SequencerState(Tagged, frozen=True):
 
     initialised: bool
     number: int
-    view: ViewBody | None
+    view: View | None
     step: int
 
 

@@ -6,13 +6,12 @@ from typing import Annotated
 
 import msgspec
 
+from scavenger.elastic.migration import BucketMap
+from scavenger.elastic.steps import Announce
 from scavenger.train.transport.messages.values import (
     AggregatorAddress,
     CheckpointPlan,
-    DeathBody,
     Manifest,
-    MapBody,
-    MemberBody,
     RestorePoint,
     Tagged,
 )
@@ -72,7 +71,7 @@ class Initialise(Tagged, frozen=True):
     number: int
     token: int
     quarantined: tuple[int, ...]
-    map: MapBody | None = None
+    map: BucketMap | None = None
     in_place: bool = False
 
 
@@ -89,16 +88,9 @@ class MoveBuckets(Tagged, frozen=True):
 
 
 class Announcement(Tagged, frozen=True):
-    """To the sequencer: the next view; see `scavenger.elastic.barrier.Announce`."""
+    """To the sequencer: the next view."""
 
-    number: int
-    members: tuple[MemberBody, ...]
-    global_batch_size: int
-    lost: tuple[str, ...]
-    deaths: tuple[DeathBody, ...]
-    token: int
-    lr_scale: float
-    reason: str
+    view: Announce
 
 
 class VerdictGiven(Tagged, frozen=True):

@@ -7,10 +7,7 @@ from typing import Any
 
 import msgspec
 
-from scavenger.elastic.migration import BucketMap
 from scavenger.elastic.order import Blocks, Passes
-from scavenger.elastic.quarantine import Cause
-from scavenger.elastic.view import Member, Piece, Position, Share, View
 
 RowCounts = tuple[tuple[int, int], ...]
 """Which gradients of a slot are sparse (`scavenger.train.transport.rows`): index of the segment in the layout, and its
@@ -118,17 +115,6 @@ class SlotSpec(TensorSpec, frozen=True):
     number: int
 
 
-class BlocksBody(Body, frozen=True):
-    """Blocks of the training data; see `scavenger.elastic.order.Blocks`."""
-
-    runs: tuple[tuple[int, int], ...]
-    mixed: int
-    in_sequence: bool
-
-    def __post_init__(self) -> None:
-        blocks_of(self)  # invalid blocks are rejected on arrival
-
-
 class Manifest(Body, frozen=True, omit_defaults=True):
     """Description of the user's model and data, which must be equal for every worker of a job.
 
@@ -167,7 +153,7 @@ class Manifest(Body, frozen=True, omit_defaults=True):
     metric_names: tuple[str, ...]
     constraints: tuple[tuple[int, str], ...] = ()
     iterations: int = 0
-    blocks: BlocksBody | None = None
+    blocks: Blocks | None = None
     notes: tuple[str, ...] = ()
     callbacks: tuple[str, ...] = ()
     batch_hooks: bool = False
@@ -229,66 +215,6 @@ class AggregatorAddress(Body, frozen=True):
     memory: str
 
 
-class MapBody(Body, frozen=True):
-    """A map of buckets; see `scavenger.elastic.migration.BucketMap`."""
-
-    number: int
-    since: int
-    holders: tuple[int, ...]
-
-
-class MemberBody(Body, frozen=True):
-    """A member of a view; see `scavenger.elastic.view.Member`."""
-
-    worker: str
-    slot: int
-
-
-class ViewBody(Body, frozen=True):
-    """A view; see `scavenger.elastic.view.View`."""
-
-    number: int
-    first_step: int
-    global_batch_size: int
-    members: tuple[MemberBody, ...]
-    epoch: int
-    consumed: int
-    lr_scale: float
-    reason: str
-
-    def __post_init__(self) -> None:
-        view_of(self)  # an invalid view is rejected on arrival
-
-
-class PieceBody(Body, frozen=True):
-    """A piece of a step's samples; see `scavenger.elastic.view.Piece`."""
-
-    number: int
-    start: int
-    stop: int
-    worker: str
-    slot: int
-
-
-class DeathBody(Body, frozen=True):
-    """The death of a worker.
-
-    Attributes:
-        worker: The worker's name.
-        host: The host that it ran on.
-        cause: A value of `scavenger.elastic.quarantine.Cause`.
-        hosts: How many hosts the job's workers have run on.
-    """
-
-    worker: str
-    host: str
-    cause: str
-    hosts: int
-
-    def __post_init__(self) -> None:
-        Cause(self.cause)
-
-
 class RestorePoint(Body, frozen=True):
     """Begin with a checkpoint instead of a worker's initial weights.
 
@@ -307,65 +233,3 @@ class CheckpointPlan(Body, frozen=True):
     url: str
     every_s: float
     every_steps: int
-
-
-def blocks_body(blocks: Blocks | None) -> BlocksBody | None:
-    """Turn blocks, if there are any, into their message value."""
-    return None if blocks is None else BlocksBody(blocks.runs, blocks.mixed, blocks.in_sequence)
-
-
-def blocks_of(body: BlocksBody | None) -> Blocks | None:
-    """Turn a message value back into its blocks."""
-    return None if body is None else Blocks(body.runs, body.mixed, body.in_sequence)
-
-
-def map_body(value: BucketMap) -> MapBody:
-    """Turn a map of buckets into its message value."""
-    return MapBody(value.number, value.since, value.holders)
-
-
-def changed_body(value: BucketMap, step: int) -> MapBody | None:
-    """Turn a map of buckets into its message value if it begins with a step that is in progress; else None."""
-    return map_body(value) if value.since >= step else None
-
-
-def map_of(body: MapBody) -> BucketMap:
-    """Turn a message value back into its map of buckets."""
-    return BucketMap(body.number, body.since, body.holders)
-
-
-def view_body(view: View) -> ViewBody:
-    """Turn a view into its message value."""
-    return ViewBody(
-        number=view.number,
-        first_step=view.first_step,
-        global_batch_size=view.global_batch_size,
-        members=tuple(MemberBody(member.worker, member.slot) for member in view.members),
-        epoch=view.position.epoch,
-        consumed=view.position.consumed,
-        lr_scale=view.lr_scale,
-        reason=view.reason,
-    )
-
-
-def view_of(body: ViewBody) -> View:
-    """Turn a message value back into its view."""
-    return View(
-        number=body.number,
-        first_step=body.first_step,
-        global_batch_size=body.global_batch_size,
-        members=tuple(Member(member.worker, member.slot) for member in body.members),
-        position=Position(body.epoch, body.consumed),
-        lr_scale=body.lr_scale,
-        reason=body.reason,
-    )
-
-
-def piece_body(piece: Piece) -> PieceBody:
-    """Turn a piece into its message value."""
-    return PieceBody(piece.number, piece.share.start, piece.share.stop, piece.worker, piece.slot)
-
-
-def piece_of(body: PieceBody) -> Piece:
-    """Turn a message value back into its piece."""
-    return Piece(body.number, Share(body.start, body.stop), body.worker, body.slot)
