@@ -59,31 +59,10 @@ from dataclasses import replace
 from enum import Enum
 
 from scavenger.elastic import quarantine as q
+from scavenger.elastic import steps as st
 from scavenger.elastic.inquiry import Inquiry
 from scavenger.elastic.migration import BucketMap, Copied, Migration, RequestMigration, Taken
 from scavenger.elastic.pieces import Pieces
-from scavenger.elastic.steps import (
-    Announce,
-    Applied,
-    Apply,
-    Contribution,
-    EpochDecision,
-    Event,
-    Expect,
-    Formed,
-    Halt,
-    Inform,
-    Installed,
-    Instruction,
-    Lead,
-    PieceEvaluated,
-    Proceed,
-    Refuse,
-    ReportMetrics,
-    Sum,
-    Summed,
-    Tick,
-)
 from scavenger.elastic.view import Piece, Position, Share, StepPlan, View, plan_step, split
 from scavenger.elastic.views import Views
 
@@ -174,7 +153,7 @@ class Barrier:
         """The aggregators that must have each piece of the step in progress."""
         return self._pieces.aggregators
 
-    def awaits(self, verdict: EpochDecision) -> bool:
+    def awaits(self, verdict: st.EpochDecision) -> bool:
         """Whether this is the verdict that is awaited."""
         if self.phase is not BarrierPhase.VERDICT or self._plan is None or verdict.epoch != self._plan.epoch:
             return False
@@ -189,47 +168,47 @@ class Barrier:
             return (self._summariser,)
         return ()
 
-    def handle(self, event: Event) -> list[Instruction]:
+    def handle(self, event: st.Event) -> list[st.Instruction]:
         """Process one event; returns the resulting instructions, in order."""
         match event:
-            case Contribution():  # first, since most events are
+            case st.Contribution():  # first, since most events are
                 return self._contribution(event)
-            case Lead():
+            case st.Lead():
                 return self._lead(event)
-            case Announce():
+            case st.Announce():
                 return self._announce(event)
-            case Formed():
+            case st.Formed():
                 return self._formed(event)
-            case Applied():
+            case st.Applied():
                 return self._applied(event)
-            case PieceEvaluated():
+            case st.PieceEvaluated():
                 return self._evaluated(event)
-            case Summed():
+            case st.Summed():
                 return self._summed(event)
-            case EpochDecision():
+            case st.EpochDecision():
                 return self._verdict(event)
             case RequestMigration() | Copied() | Taken():
                 return self._migrate(event)
-            case Halt():
+            case st.Halt():
                 return self._stop()
-            case Tick():
+            case st.Tick():
                 return self._repeat()
 
     # ---- one method per event ------------------------------------------------------------------------------
 
-    def _lead(self, event: Lead) -> list[Instruction]:
+    def _lead(self, event: st.Lead) -> list[st.Instruction]:
         if event.token < self.token:
-            return [Refuse("coordinator", f"token {event.token} is older than {self.token}")]
+            return [st.Refuse("coordinator", f"token {event.token} is older than {self.token}")]
         self.token = event.token
-        return [Inform(self.token, self.number, self.view, self.step)]
+        return [st.Inform(self.token, self.number, self.view, self.step)]
 
-    def _announce(self, event: Announce) -> list[Instruction]:
+    def _announce(self, event: st.Announce) -> list[st.Instruction]:
         if event.token < self.token:
-            return [Refuse("coordinator", f"token {event.token} is older than {self.token}")]
+            return [st.Refuse("coordinator", f"token {event.token} is older than {self.token}")]
         self.token = event.token
         if event.number <= self.number or self.phase is BarrierPhase.STOPPED:
             # a repeated announcement; the answer is repeated too
-            return [Installed(self.view)] if self.view else []
+            return [st.Installed(self.view)] if self.view else []
         self.number = event.number
         self._views.announce(event)
         if self.phase is BarrierPhase.IDLE:
@@ -248,7 +227,7 @@ class Barrier:
             return self._summarise()
         return []
 
-    def _contribution(self, event: Contribution) -> list[Instruction]:
+    def _contribution(self, event: st.Contribution) -> list[st.Instruction]:
         if refusal := self._refusal(event, BarrierPhase.STEP, self.step + 1):
             return [refusal]
         piece = self._pieces.of(event.worker, event.piece)
@@ -260,7 +239,7 @@ class Barrier:
             self.migration.results_complete()
         return self._begin_apply() if self._complete else self._order()
 
-    def _formed(self, event: Formed) -> list[Instruction]:
+    def _formed(self, event: st.Formed) -> list[st.Instruction]:
         if self.phase is not BarrierPhase.STEP or self.view is None:
             return []
         if (event.view, event.step, event.number) != (self.view.number, self.step + 1, self._pieces.number):
@@ -268,11 +247,11 @@ class Barrier:
         self._pieces.form(event.aggregator)
         return self._begin_apply() if self._complete else []
 
-    def _migrate(self, event: RequestMigration | Copied | Taken) -> list[Instruction]:
+    def _migrate(self, event: RequestMigration | Copied | Taken) -> list[st.Instruction]:
         if self.phase is BarrierPhase.STOPPED:
             return []
         map_before, waited = self.map, bool(self.migration.releasing)
-        follows: list[Instruction] = [*self.migration.handle(event)]
+        follows: list[st.Instruction] = [*self.migration.handle(event)]
         if self.map != map_before:
             # sums under the map before are void; the new list is told once no old holder writes to its own
             self._pieces.share_out(self.map.participants)
@@ -285,7 +264,7 @@ class Barrier:
         """Whether the step in progress can be applied."""
         return self._pieces.complete and not self.migration.holds_up
 
-    def _begin_apply(self) -> list[Instruction]:
+    def _begin_apply(self) -> list[st.Instruction]:
         """Start to apply the step, now that no piece is missing."""
         assert self.view is not None
         self.migration.results_complete()
@@ -294,7 +273,7 @@ class Barrier:
         self._unapplied = set(self.map.participants)
         return [self._apply()]
 
-    def _applied(self, event: Applied) -> list[Instruction]:
+    def _applied(self, event: st.Applied) -> list[st.Instruction]:
         if self.phase is not BarrierPhase.APPLY or event.step != self.step + 1 or self._plan is None:
             return []  # a repetition
         self._unapplied.discard(event.aggregator)
@@ -302,18 +281,18 @@ class Barrier:
             return []
         self.step = event.step
         self.position = self._plan.next_position
-        migrated: list[Instruction] = [*self.migration.applied()]
+        migrated: list[st.Instruction] = [*self.migration.applied()]
         if self._plan.ends_epoch:
             return migrated + self._begin_evaluation()
         return migrated + (self._ask() if self._asks_each else self._begin_step())
 
-    def _evaluated(self, event: PieceEvaluated) -> list[Instruction]:
+    def _evaluated(self, event: st.PieceEvaluated) -> list[st.Instruction]:
         if refusal := self._refusal(event, BarrierPhase.EVALUATE, self.step):
             return [refusal]
         self._pieces.finish(event.piece)
         return self._summarise() if self._pieces.complete else []
 
-    def _summed(self, event: Summed) -> list[Instruction]:
+    def _summed(self, event: st.Summed) -> list[st.Instruction]:
         told = (self.phase, event.worker, event.step, event.view)
         if self.view is None or told != (
             BarrierPhase.SUMMARISE,
@@ -321,10 +300,10 @@ class Barrier:
             self.step,
             self.view.number,
         ):
-            return [Refuse(event.worker, f"metrics of step {event.step} are not awaited")]
+            return [st.Refuse(event.worker, f"metrics of step {event.step} are not awaited")]
         return self._ask()
 
-    def _verdict(self, event: EpochDecision) -> list[Instruction]:
+    def _verdict(self, event: st.EpochDecision) -> list[st.Instruction]:
         if not self.awaits(event):
             return []
         if not event.stop:
@@ -336,10 +315,10 @@ class Barrier:
         self._plan = replace(self._plan, ends_epoch=True)
         return self._begin_evaluation()
 
-    def _repeat(self) -> list[Instruction]:
+    def _repeat(self) -> list[st.Instruction]:
         match self.phase:
             case BarrierPhase.STEP:
-                follows: list[Instruction] = [*self.migration.repeat()]
+                follows: list[st.Instruction] = [*self.migration.repeat()]
                 if self._complete:  # a copy that was waited for was given up
                     return follows + self._begin_apply()
                 return follows + self._expect() + self._orders(self._pieces.outstanding)
@@ -351,20 +330,20 @@ class Barrier:
                 return self._summarise()
             case BarrierPhase.VERDICT:
                 assert self._plan is not None
-                return [ReportMetrics(self._plan)]
+                return [st.ReportMetrics(self._plan)]
             case _:
                 return []
 
     # ---- what several events lead to -----------------------------------------------------------------------
 
-    def _stop(self) -> list[Instruction]:
+    def _stop(self) -> list[st.Instruction]:
         stopped = self.phase is BarrierPhase.STOPPED
         self.phase = BarrierPhase.STOPPED
         if self.view is None or stopped:
             return []
-        return [Proceed(m.worker, "stop", self.step, self.view) for m in self.view.members]
+        return [st.Proceed(m.worker, "stop", self.step, self.view) for m in self.view.members]
 
-    def _begin_step(self) -> list[Instruction]:
+    def _begin_step(self) -> list[st.Instruction]:
         instructions = self._install()
         assert self.view is not None
         self.phase = BarrierPhase.STEP
@@ -372,7 +351,7 @@ class Barrier:
         self._pieces.cut(plan_step(self.view, self.step + 1, self.dataset_size).shares, self.view.members)
         return [*instructions, *self.migration.begin(self.step), *self._expect(), *self._order()]
 
-    def _begin_evaluation(self) -> list[Instruction]:
+    def _begin_evaluation(self) -> list[st.Instruction]:
         assert self.view is not None
         self.phase = BarrierPhase.EVALUATE
         able = self._views.able()
@@ -382,46 +361,46 @@ class Barrier:
             return self._summarise()
         return self._order()
 
-    def _evaluate_again(self) -> list[Instruction]:
+    def _evaluate_again(self) -> list[st.Instruction]:
         """Repeat the evaluation if the job was resumed at the end of an epoch, under a new view."""
         epoch, everything = self.position.epoch - 1, Share(0, self.dataset_size)
         self._plan = StepPlan(self.step, epoch, (everything,), ends_epoch=True)
         return self._install() + self._begin_evaluation()
 
-    def _ask(self) -> list[Instruction]:
+    def _ask(self) -> list[st.Instruction]:
         """Report the epoch, or the step, and wait for the verdict."""
         assert self._plan is not None
         self.phase = BarrierPhase.VERDICT
-        return [ReportMetrics(self._plan)]
+        return [st.ReportMetrics(self._plan)]
 
-    def _ask_first(self) -> list[Instruction]:
+    def _ask_first(self) -> list[st.Instruction]:
         """Report epoch -1, so that training begins with its verdict."""
         self._plan = StepPlan(self.step, -1, (Share(0, 0),), ends_epoch=True)
         return self._install() + self._ask()
 
-    def _ask_again(self) -> list[Instruction]:
+    def _ask_again(self) -> list[st.Instruction]:
         """Report the last step if the job was resumed within an epoch, since its verdict is not known."""
         epoch, consumed = self.position.epoch, self.position.consumed
         self._plan = StepPlan(self.step, epoch, (Share(0, consumed),), ends_epoch=False)
         return self._install() + self._ask()
 
-    def _install(self) -> list[Instruction]:
+    def _install(self) -> list[st.Instruction]:
         """Put a pending view into effect, and notify the workers that it leaves out."""
         if self._views.pending is None:
             return []
         view, left = self._views.install(self._views.pending, self.step, self.position)
         self._pieces.new_view(view.number)
         self.migration.new_view(view.number)
-        return [Installed(view), *(Proceed(worker, "idle", self.step, view) for worker in left)]
+        return [st.Installed(view), *(st.Proceed(worker, "idle", self.step, view) for worker in left)]
 
-    def _order(self) -> list[Instruction]:
+    def _order(self) -> list[st.Instruction]:
         """Order the pieces that are due: in a suspicious step, a worker's next one only when it has no other."""
         if not self._pieces.withholds:
             return []
         one_by_one = self.suspicious and self.phase is BarrierPhase.STEP
         return self._orders(self._pieces.order(one_by_one=one_by_one))
 
-    def _orders(self, pieces: Sequence[Piece]) -> list[Instruction]:
+    def _orders(self, pieces: Sequence[Piece]) -> list[st.Instruction]:
         """One order for each worker, with all of its pieces."""
         if not pieces:
             return []
@@ -431,13 +410,13 @@ class Barrier:
         for piece in pieces:
             by_worker.setdefault(piece.worker, []).append(piece)
         return [
-            Proceed(worker, action, self.step, self.view, tuple(own)) for worker, own in by_worker.items()
+            st.Proceed(worker, action, self.step, self.view, tuple(own)) for worker, own in by_worker.items()
         ]
 
-    def _reassign(self) -> list[Instruction]:
+    def _reassign(self) -> list[st.Instruction]:
         """Assign the open pieces of lost workers to others; wait if there is no other worker."""
         assert self.view is not None
-        found: list[Instruction] = []
+        found: list[st.Instruction] = []
         before = self._pieces.number
         orphaned = self._pieces.withdraw(self._views.is_gone)
         for worker, outstanding in orphaned.items():
@@ -460,7 +439,7 @@ class Barrier:
         # a list that has not changed is told by repetition
         return found + (self._expect() if self._pieces.number != before else []) + self._order()
 
-    def _expect(self) -> list[Instruction]:
+    def _expect(self) -> list[st.Instruction]:
         """Tell the aggregators the list of pieces; an incomplete one is not told, nor one under an unconfirmed map."""
         waits = self._pieces.orphans or self.migration.releasing
         if not self._sums or self.phase is not BarrierPhase.STEP or waits:
@@ -469,7 +448,7 @@ class Barrier:
         plan = plan_step(self.view, self.step + 1, self.dataset_size)
         pieces, unformed = self._pieces.by_samples, self._pieces.unformed
         held = tuple((index, self._pieces.held_by(index)) for index in unformed)
-        return [Expect(plan, self.view, pieces, held, self._pieces.number, self.map)]
+        return [st.Expect(plan, self.view, pieces, held, self._pieces.number, self.map)]
 
     def _parted(self, shares: list[Share]) -> list[tuple[Share, bool]]:
         """The parts of some shares that are to be computed, and whether each has to be computed alone."""
@@ -478,13 +457,13 @@ class Barrier:
         assert self.view is not None
         return self._inquiry.apart(self.view, self.step + 1, shares)
 
-    def _apply(self) -> Apply:
+    def _apply(self) -> st.Apply:
         assert self.view is not None
         assert self._plan is not None
         pieces, number = self._pieces.by_samples, self._pieces.number
-        return Apply(self._plan, self.view, pieces, self.map.participants, number, self.map)
+        return st.Apply(self._plan, self.view, pieces, self.map.participants, number, self.map)
 
-    def _summarise(self) -> list[Instruction]:
+    def _summarise(self) -> list[st.Instruction]:
         assert self.view is not None
         assert self._plan is not None
         self.phase = BarrierPhase.SUMMARISE
@@ -492,15 +471,17 @@ class Barrier:
         self._summariser = able[0].worker if able else None
         if self._summariser is None:
             return []
-        return [Sum(self._plan, self.view, self._pieces.by_samples, self._summariser)]
+        return [st.Sum(self._plan, self.view, self._pieces.by_samples, self._summariser)]
 
-    def _refusal(self, event: Contribution | PieceEvaluated, phase: BarrierPhase, step: int) -> Refuse | None:
+    def _refusal(
+        self, event: st.Contribution | st.PieceEvaluated, phase: BarrierPhase, step: int
+    ) -> st.Refuse | None:
         if self.view is None or self.phase is not phase:
-            return Refuse(event.worker, f"not awaited in phase {self.phase.value}")
+            return st.Refuse(event.worker, f"not awaited in phase {self.phase.value}")
         if event.view != self.view.number or event.step != step:
-            return Refuse(
+            return st.Refuse(
                 event.worker, f"view {event.view} step {event.step}, not view {self.view.number} step {step}"
             )
         if self._pieces.of(event.worker, event.piece) is None:
-            return Refuse(event.worker, f"piece {event.piece} of step {event.step} is no longer its own")
+            return st.Refuse(event.worker, f"piece {event.piece} of step {event.step} is no longer its own")
         return None

@@ -32,23 +32,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from scavenger.elastic.leases import (
-    BeginEpoch,
-    Committed,
-    EpochCommitted,
-    Found,
-    Grant,
-    HolderLost,
-    Instruction,
-    LeaseAttempt,
-    LeasedSamples,
-    Proposed,
-    RefuseParts,
-    RequestSamples,
-    Requeued,
-    Revoke,
-    Wait,
-)
+from scavenger.elastic import leases as le
 from scavenger.elastic.order import epoch_order
 from scavenger.elastic.quarantine import Quarantined, SampleRange, Suspects
 from scavenger.elastic.sealed_steps import SealedSteps
@@ -70,7 +54,7 @@ class ShardStatus(Enum):
 @dataclass(slots=True)
 class _Lease:
     worker: str
-    attempt: LeaseAttempt
+    attempt: le.LeaseAttempt
     stop: int
 
 
@@ -115,9 +99,9 @@ class ShardLedger(SealedSteps):
         return self._unfinished == 0
 
     @property
-    def ended(self) -> EpochCommitted | None:
+    def ended(self) -> le.EpochCommitted | None:
         """See `SealedSteps.ended`."""
-        return EpochCommitted(self.epoch, self.step, self.quarantined) if self.over else None
+        return le.EpochCommitted(self.epoch, self.step, self.quarantined) if self.over else None
 
     def offset(self, shard: int) -> int:
         """Where the committed part of a shard ends."""
@@ -136,27 +120,29 @@ class ShardLedger(SealedSteps):
 
     # ---- what happens --------------------------------------------------------------------------------------
 
-    def _ask(self, event: RequestSamples) -> list[Instruction]:
+    def _ask(self, event: le.RequestSamples) -> list[le.Instruction]:
         worker = event.worker
         if worker in self._gone:
-            return [Revoke(worker, attempt) for attempt in event.holds] or [Wait(worker, "taken for lost")]
+            return [le.Revoke(worker, attempt) for attempt in event.holds] or [
+                le.Wait(worker, "taken for lost")
+            ]
         self._hosts[worker] = event.host
         leased = {self._leases[shard].attempt: shard for shard in self._leased(worker)}
-        instructions: list[Instruction] = [
-            Revoke(worker, attempt) for attempt in event.holds if attempt not in leased
+        instructions: list[le.Instruction] = [
+            le.Revoke(worker, attempt) for attempt in event.holds if attempt not in leased
         ]
         again = [shard for attempt, shard in leased.items() if attempt not in event.holds]
         if again:
             return instructions + [self._grant(shard) for shard in again]
         return [*instructions, self._lease(event)]
 
-    def _lease(self, event: RequestSamples) -> Instruction:
+    def _lease(self, event: le.RequestSamples) -> le.Instruction:
         """Lease the first free shard in the epoch's order that this host may read."""
         mine = self._leased(event.worker)
         if any(self._suspects.watches(self._rest(shard)) for shard in mine):
-            return Wait(event.worker, "what it reads is suspected, and must be read alone")
+            return le.Wait(event.worker, "what it reads is suspected, and must be read alone")
         passed_over: list[int] = []
-        granted: Instruction | None = None
+        granted: le.Instruction | None = None
         while self._free and granted is None:
             rank = heapq.heappop(self._free)
             shard = self._order[rank]
@@ -167,27 +153,27 @@ class ShardLedger(SealedSteps):
             if (alone and mine) or event.host in self._suspects.avoid(piece, self._hosts.values()):
                 passed_over.append(rank)
                 continue
-            attempt = LeaseAttempt(self.incarnation, self._attempts)
+            attempt = le.LeaseAttempt(self.incarnation, self._attempts)
             self._attempts += 1
             self._leases[shard] = _Lease(event.worker, attempt, piece.stop)
             granted = self._grant(shard)
         for rank in passed_over:
             heapq.heappush(self._free, rank)
         reason = "the epoch is over" if self.over else "what is left is leased, or to be tried elsewhere"
-        return granted or Wait(event.worker, reason)
+        return granted or le.Wait(event.worker, reason)
 
-    def _refusals(self, event: Proposed) -> list[Instruction]:
+    def _refusals(self, event: le.Proposed) -> list[le.Instruction]:
         offsets: dict[int, int] = {}
-        refusals: list[Instruction] = []
+        refusals: list[le.Instruction] = []
         for part in event.parts:
             reason = self._refusal(part, offsets)
             if reason is None:
                 offsets[part.shard] = part.stop
             else:
-                refusals.append(RefuseParts(part, reason))
+                refusals.append(le.RefuseParts(part, reason))
         return refusals
 
-    def _refusal(self, part: LeasedSamples, offsets: dict[int, int]) -> str | None:
+    def _refusal(self, part: le.LeasedSamples, offsets: dict[int, int]) -> str | None:
         """Why a part cannot be in the next step, whose parts before it end at `offsets`."""
         lease = self._leases.get(part.shard)
         if lease is None or lease.attempt != part.attempt:
@@ -199,7 +185,7 @@ class ShardLedger(SealedSteps):
             return f"ends at {part.stop}, but the lease at {lease.stop}"
         return None
 
-    def _advance(self, event: Committed) -> None:
+    def _advance(self, event: le.Committed) -> None:
         """Advance the offsets by a committed step, also in a replay."""
         self.step = event.step
         for part in event.parts:
@@ -210,7 +196,7 @@ class ShardLedger(SealedSteps):
                 del self._leases[shard]
                 self._queue(shard)
 
-    def _lost(self, event: HolderLost) -> list[Instruction]:
+    def _lost(self, event: le.HolderLost) -> list[le.Instruction]:
         worker = event.worker
         if worker in self._gone:
             return []
@@ -220,14 +206,14 @@ class ShardLedger(SealedSteps):
         host = self._hosts.pop(worker, None)
         leased = self._leased(worker)
         pieces = [self._rest(shard) for shard in leased]
-        instructions: list[Instruction] = []
+        instructions: list[le.Instruction] = []
         if len(pieces) > 1 and event.cause.blames_data:
             # which of them killed it is not known: each is tried alone from now on
-            instructions += [Found(self._suspects.watch(piece)) for piece in pieces]
+            instructions += [le.Found(self._suspects.watch(piece)) for piece in pieces]
         elif len(pieces) == 1 and host is not None:
             [piece] = pieces
             finding = self._suspects.crashed(worker, host, piece, self.step + 1, event.cause, hosts=hosts)
-            instructions.append(Found(finding))
+            instructions.append(le.Found(finding))
             if isinstance(finding, Quarantined):
                 self._move(piece.scope, self._offsets[piece.scope])
         for shard in leased:
@@ -276,16 +262,16 @@ class ShardLedger(SealedSteps):
         mine = [(lease.attempt, shard) for shard, lease in self._leases.items() if lease.worker == worker]
         return [shard for _, shard in sorted(mine)]
 
-    def _requeue(self, shard: int) -> list[Instruction]:
+    def _requeue(self, shard: int) -> list[le.Instruction]:
         lease = self._leases.pop(shard)
         if self._offsets[shard] == self.sizes[shard]:
             return []
         self._queue(shard)
-        return [Requeued(shard, lease.attempt, self._offsets[shard])]
+        return [le.Requeued(shard, lease.attempt, self._offsets[shard])]
 
-    def _grant(self, shard: int) -> Grant:
+    def _grant(self, shard: int) -> le.Grant:
         lease = self._leases[shard]
-        return Grant(lease.worker, shard, lease.attempt, self._offsets[shard], lease.stop)
+        return le.Grant(lease.worker, shard, lease.attempt, self._offsets[shard], lease.stop)
 
     # ---- in the checkpoint ---------------------------------------------------------------------------------
 
@@ -311,7 +297,7 @@ class ShardLedger(SealedSteps):
         snapshot: dict[str, Any],
         *,
         incarnation: int,
-        log: Iterable[Committed | BeginEpoch | Quarantined] = (),
+        log: Iterable[le.Committed | le.BeginEpoch | Quarantined] = (),
     ) -> ShardLedger:
         """Restore the ledger in a new process.
 
@@ -343,17 +329,17 @@ class ShardLedger(SealedSteps):
             ledger._queue(shard)
         return ledger
 
-    def _replay(self, entry: Committed | BeginEpoch | Quarantined) -> None:
+    def _replay(self, entry: le.Committed | le.BeginEpoch | Quarantined) -> None:
         match entry:
-            case BeginEpoch():
+            case le.BeginEpoch():
                 self._begin(entry)
             case Quarantined():
                 self._suspects.quarantine(entry)
                 self._move(entry.piece.scope, self._offsets[entry.piece.scope])
-            case Committed():
+            case le.Committed():
                 if entry.step != self.step + 1:
                     raise ValueError(f"step {entry.step} does not follow {self.step}")
                 for part in entry.parts:
                     if part.start != self._offsets[part.shard] or part.stop > self.sizes[part.shard]:
                         raise ValueError(f"{part} does not follow what is committed")
-                    self._advance(Committed(entry.step, (part,)))
+                    self._advance(le.Committed(entry.step, (part,)))

@@ -24,47 +24,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from scavenger.elastic.leases import (
-    ApplyParts,
-    BeginEpoch,
-    Committed,
-    EpochCommitted,
-    Found,
-    Grant,
-    HolderLost,
-    Instruction,
-    LeasedSamples,
-    Proposed,
-    RefuseParts,
-    RequestSamples,
-    Requeued,
-    Revoke,
-    Wait,
-)
+from scavenger.elastic import leases as le
+from scavenger.elastic import round_events as r
 from scavenger.elastic.ledger import ShardLedger
 from scavenger.elastic.membership import Membership, WorkerState
 from scavenger.elastic.quarantine import Cause
-from scavenger.elastic.round_events import (
-    Asked,
-    Average,
-    Averaged,
-    Donate,
-    Donated,
-    Evict,
-    Happening,
-    Leave,
-    Order,
-    Over,
-    Publish,
-    Pushed,
-    Resized,
-    StartWorker,
-    Stranded,
-    WorkerArrived,
-    WorkerFinished,
-    WorkerGone,
-    WorkerLaunched,
-)
 from scavenger.elastic.sample_queue import SampleQueue
 from scavenger.elastic.steps import Announce
 from scavenger.elastic.view import split
@@ -96,9 +60,9 @@ class Rounds:
         self._current: set[str] = set()
         self._idle: dict[str, int] = {}
         """Members whose request found no samples, and its epoch."""
-        self._granted: dict[str, Grant] = {}
-        self._pushed: dict[str, LeasedSamples] = {}
-        self._sealed: Proposed | None = None
+        self._granted: dict[str, le.Grant] = {}
+        self._pushed: dict[str, le.LeasedSamples] = {}
+        self._sealed: le.Proposed | None = None
         self._divides = False
         self._in_effect: Announce | None = None
         self._share_of: dict[str, int] = {}
@@ -170,23 +134,23 @@ class Rounds:
 
     # ---- what happens --------------------------------------------------------------------------------------
 
-    def handle(self, event: Happening) -> list[Order]:
+    def handle(self, event: r.Happening) -> list[r.Order]:
         """Process one event; returns the resulting orders, in order.
 
         Raises:
             ValueError: If a name comes twice, there would be no worker, or nothing was to be averaged.
         """
         match event:
-            case WorkerLaunched():
+            case r.WorkerLaunched():
                 self._membership.launch(event.worker)
                 return []
-            case WorkerArrived():
+            case r.WorkerArrived():
                 if not self._membership.knows(event.worker):
-                    return [Leave(event.worker, "it was given up")]
+                    return [r.Leave(event.worker, "it was given up")]
                 self._hosts[event.worker] = event.host
                 self._membership.ready(event.worker)
                 return self._between()
-            case Resized():
+            case r.Resized():
                 self._divides = event.global_batch_size > 0
                 self._membership.resize(
                     event.workers,
@@ -196,70 +160,70 @@ class Rounds:
                     lr_scale=event.lr_scale,
                 )
                 return self._between()
-            case Asked():
+            case r.Asked():
                 return self._asked(event)
-            case Pushed():
+            case r.Pushed():
                 return self._push(event)
-            case Averaged():
+            case r.Averaged():
                 return self._averaged(event)
-            case Donated():
+            case r.Donated():
                 return self._donated(event)
-            case WorkerGone():
+            case r.WorkerGone():
                 return self._gone(event.worker, event.cause)
-            case WorkerFinished():
+            case r.WorkerFinished():
                 return self._finished(event.worker)
 
-    def want_state(self) -> list[Order]:
+    def want_state(self) -> list[r.Order]:
         """Have a member donate its state as it is after `step`, for a snapshot together with `ledger.snapshot()`."""
         self._wanted = True
         return self._seek_donor()
 
-    def _asked(self, event: Asked) -> list[Order]:
+    def _asked(self, event: r.Asked) -> list[r.Order]:
         worker = event.worker
         if worker in self._following:
             return self._followed(event)
         if worker not in self._current:
-            return [Leave(worker, "it is no member")]
+            return [r.Leave(worker, "it is no member")]
         if event.step != self.step or worker in self._pushed or self._sealed is not None:
             return []  # a duplicate, or too late
         if event.epoch > self.epoch:
-            return [Evict(worker, f"asked for epoch {event.epoch} in epoch {self.epoch}")]
-        orders: list[Order] = []
+            return [r.Evict(worker, f"asked for epoch {event.epoch} in epoch {self.epoch}")]
+        orders: list[r.Order] = []
         if event.epoch == self.ledger.epoch + 1:
-            orders += self._take(self.ledger.handle(BeginEpoch(event.epoch)))
+            orders += self._take(self.ledger.handle(le.BeginEpoch(event.epoch)))
         orders += self._grant(worker, event.epoch)
         return [*orders, *self._regrant(), *self._complete()]
 
-    def _followed(self, event: Asked) -> list[Order]:
+    def _followed(self, event: r.Asked) -> list[r.Order]:
         """Note how far a worker is that follows; it gets the mean of the next step instead of samples."""
         self._following[event.worker] = event.step
         if event.step == self.step:
             self._caught_up[event.worker] = event.epoch
         return self._tell_over()
 
-    def _tell_over(self) -> list[Order]:
+    def _tell_over(self) -> list[r.Order]:
         """Tell those that follow if the epoch that they want to read is over, though no step has ended it."""
         first = self.epoch
-        over = [Over(worker, epoch) for worker, epoch in self._caught_up.items() if epoch < first]
+        over = [r.Over(worker, epoch) for worker, epoch in self._caught_up.items() if epoch < first]
         for told in over:
             del self._caught_up[told.worker]
         return [*over]
 
-    def _grant(self, worker: str, epoch: int) -> list[Order]:
+    def _grant(self, worker: str, epoch: int) -> list[r.Order]:
         """Grant samples to a worker, if there are any."""
         self._idle.pop(worker, None)
         if epoch < self.ledger.epoch or self.ledger.over:
-            return [Over(worker, epoch)]
-        orders: list[Order] = []
-        for answer in self.ledger.handle(RequestSamples(worker, self._hosts[worker])):
-            if isinstance(answer, Wait):
+            return [r.Over(worker, epoch)]
+        orders: list[r.Order] = []
+        for answer in self.ledger.handle(le.RequestSamples(worker, self._hosts[worker])):
+            if isinstance(answer, le.Wait):
                 self._idle[worker] = epoch
-            elif isinstance(answer, Grant):
+            elif isinstance(answer, le.Grant):
                 self._granted[worker] = answer
                 orders.append(answer)
         return orders
 
-    def _regrant(self) -> list[Order]:
+    def _regrant(self) -> list[r.Order]:
         """Grant samples that have become free to the workers whose requests found none."""
         if self._sealed is not None:
             return []
@@ -268,40 +232,40 @@ class Rounds:
         ]
         return [*granted, *self._tell_over()]
 
-    def _push(self, event: Pushed) -> list[Order]:
+    def _push(self, event: r.Pushed) -> list[r.Order]:
         worker = event.worker
         if worker not in self._current:
-            return [Leave(worker, "it is no member")]
+            return [r.Leave(worker, "it is no member")]
         if event.step <= self.step or worker in self._pushed:
             return []  # it came twice
         grant = self._granted.get(worker)
         right_view = event.view == self.view or worker in self._heirs
         if event.step != self.step + 1 or not right_view or self._sealed is not None:
-            return [Evict(worker, f"pushed step {event.step} of view {event.view} out of turn")]
+            return [r.Evict(worker, f"pushed step {event.step} of view {event.view} out of turn")]
         if grant is None or event.part.attempt != grant.attempt:
-            return [Evict(worker, "pushed samples that are not its own")]
+            return [r.Evict(worker, "pushed samples that are not its own")]
         self._pushed[worker] = event.part
         return self._complete()
 
-    def _complete(self) -> list[Order]:
+    def _complete(self) -> list[r.Order]:
         """Seal the round if it is complete."""
         if self._sealed is not None or not self._pushed or self.missing:
             return []
         contributions = [(name, self._pushed[name]) for name in self._members if name in self._pushed]
-        proposal = Proposed(self.step + 1, tuple(part for _, part in contributions))
+        proposal = le.Proposed(self.step + 1, tuple(part for _, part in contributions))
         answer = self.ledger.handle(proposal)
-        if answer == [ApplyParts(proposal.step, proposal.parts)]:
+        if answer == [le.ApplyParts(proposal.step, proposal.parts)]:
             self._sealed = proposal
-            return [Average(proposal.step, tuple(contributions))]
-        refused = {entry.part for entry in answer if isinstance(entry, RefuseParts)}
-        orders: list[Order] = []
+            return [r.Average(proposal.step, tuple(contributions))]
+        refused = {entry.part for entry in answer if isinstance(entry, le.RefuseParts)}
+        orders: list[r.Order] = []
         for name, part in contributions:
             if part in refused or None in refused:
                 del self._pushed[name]  # so it is missed, until it is gone
-                orders.append(Evict(name, f"pushed samples that are not next: {answer[0]}"))
+                orders.append(r.Evict(name, f"pushed samples that are not next: {answer[0]}"))
         return orders
 
-    def _averaged(self, event: Averaged) -> list[Order]:
+    def _averaged(self, event: r.Averaged) -> list[r.Order]:
         if self._sealed is None or self._sealed.step != event.step:
             raise ValueError(f"step {event.step} was not to be averaged")
         sealed, self._sealed = self._sealed, None
@@ -313,11 +277,11 @@ class Rounds:
             }
         heard = (*(name for name in self._members if name in self._current), *self._following)
         epoch = self.ledger.epoch
-        orders = self._take(self.ledger.handle(Committed(sealed.step, sealed.parts)))
+        orders = self._take(self.ledger.handle(le.Committed(sealed.step, sealed.parts)))
         self._pushed, self._idle, self._donor = {}, {}, None
         boundary = self._install()
         self._caught_up, self._heirs = {}, set()
-        publish = Publish(
+        publish = r.Publish(
             step=self.step,
             epoch=epoch,
             over=self.ledger.over,
@@ -331,7 +295,7 @@ class Rounds:
 
     # ---- views ---------------------------------------------------------------------------------------------
 
-    def _between(self) -> list[Order]:
+    def _between(self) -> list[r.Order]:
         """Put the newest view into effect at once if no round is in progress."""
         if self._current or self._sealed is not None:
             return []
@@ -340,10 +304,10 @@ class Rounds:
         self._heirs = followed.keys() & self._current
         orders += self._seek_donor()
         for worker in sorted(self._heirs & asked.keys()):
-            orders += self._asked(Asked(worker, self.step, asked[worker]))
+            orders += self._asked(r.Asked(worker, self.step, asked[worker]))
         return orders
 
-    def _install(self) -> list[Order]:
+    def _install(self) -> list[r.Order]:
         """Put the newest view into effect at a boundary."""
         announced = self._membership.announced
         if self.finishing or announced is None or announced.number == self.view:
@@ -360,7 +324,7 @@ class Rounds:
         self._membership.installed(self.view, self._members)
         if isinstance(self.ledger, SampleQueue):
             self.ledger.divide([(name, self.share(name)) for name in self._members])
-        orders: list[Order] = []
+        orders: list[r.Order] = []
         self._current |= self._following.keys() & set(self._members)
         gone = [worker for worker in self._following if worker not in self._members]
         self._following, self._caught_up, self._joining = {}, {}, ()
@@ -368,7 +332,7 @@ class Rounds:
             if worker not in self._members:
                 orders += self._take(self._forget(worker, Cause.EVICTED))
                 self._membership.release(worker)
-                orders.append(Leave(worker, announced.reason))
+                orders.append(r.Leave(worker, announced.reason))
         return orders
 
     def _awaits_joining(self) -> bool:
@@ -383,7 +347,7 @@ class Rounds:
     def _fresh(self) -> tuple[str, ...]:
         return tuple(name for name in self._members if name not in self._current)
 
-    def _seek_donor(self) -> list[Order]:
+    def _seek_donor(self) -> list[r.Order]:
         """Ask a current member for its state if a new member needs it."""
         fresh = self._fresh()
         if fresh and not self._current:
@@ -399,9 +363,9 @@ class Rounds:
         if not able:
             return []
         self._donor = able[0]
-        return [Donate(self._donor, self.step)]
+        return [r.Donate(self._donor, self.step)]
 
-    def _donated(self, event: Donated) -> list[Order]:
+    def _donated(self, event: r.Donated) -> list[r.Order]:
         if event.worker not in self._current:
             return []  # at the first step, another replica may have become everybody's since
         self._wanted = False
@@ -410,20 +374,20 @@ class Rounds:
         self._donor = None
         stateless = self._stateless()
         self._following |= dict.fromkeys(stateless, self.step)
-        follow = (StartWorker(worker, self.step, self.epoch, self.view, load=True) for worker in stateless)
+        follow = (r.StartWorker(worker, self.step, self.epoch, self.view, load=True) for worker in stateless)
         return [*(self._start(worker, load=True) for worker in self._fresh()), *follow]
 
     def _stateless(self) -> tuple[str, ...]:
         """Workers that the newest view waits for, and that have no state yet."""
         return tuple(worker for worker in self._joining if worker not in self._following)
 
-    def _start(self, worker: str, *, load: bool) -> StartWorker:
+    def _start(self, worker: str, *, load: bool) -> r.StartWorker:
         self._current.add(worker)
-        return StartWorker(worker, self.step, self.epoch, self.view, load)
+        return r.StartWorker(worker, self.step, self.epoch, self.view, load)
 
     # ---- endings -------------------------------------------------------------------------------------------
 
-    def _gone(self, worker: str, cause: Cause) -> list[Order]:
+    def _gone(self, worker: str, cause: Cause) -> list[r.Order]:
         if not self._membership.knows(worker) or self._membership.state(worker) is WorkerState.GONE:
             return []
         self._membership.lost(worker)
@@ -437,10 +401,10 @@ class Rounds:
             *self._complete(),
         ]
 
-    def _finished(self, worker: str) -> list[Order]:
+    def _finished(self, worker: str) -> list[r.Order]:
         if worker not in self._current and worker not in self._following:
             return []
-        orders: list[Order] = []
+        orders: list[r.Order] = []
         if not self.finishing:
             self.finishing = True
             # no replica is left that they could join
@@ -449,16 +413,16 @@ class Rounds:
             orders += self._dismiss((one for one in others if one != worker), "training has ended")
         return [*orders, *self._gone(worker, Cause.EVICTED)]
 
-    def _dismiss(self, workers: Iterable[str], reason: str) -> list[Order]:
+    def _dismiss(self, workers: Iterable[str], reason: str) -> list[r.Order]:
         """Have workers leave that are no members."""
-        orders: list[Order] = []
+        orders: list[r.Order] = []
         for name in dict.fromkeys(workers):
             self._membership.lost(name)
             self._forget(name, Cause.EVICTED)
-            orders.append(Leave(name, reason))
+            orders.append(r.Leave(name, reason))
         return orders
 
-    def _forget(self, worker: str, cause: Cause) -> list[Instruction]:
+    def _forget(self, worker: str, cause: Cause) -> list[le.Instruction]:
         """Remove a worker from the round; its uncommitted samples become free again."""
         self._members = tuple(name for name in self._members if name != worker)
         self._current.discard(worker)
@@ -471,9 +435,9 @@ class Rounds:
             self._pushed.pop(worker, None)
         if self._donor == worker:
             self._donor = None
-        return self.ledger.handle(HolderLost(worker, cause))
+        return self.ledger.handle(le.HolderLost(worker, cause))
 
-    def _stranded(self) -> list[Order]:
+    def _stranded(self) -> list[r.Order]:
         lost = not self._current and self.step > 0 and self._held != self.step
         if not lost or self.finishing or self._sealed is not None:
             return []
@@ -482,13 +446,13 @@ class Rounds:
             return []  # they have the means of all steps, and go on as members
         return [
             *self._dismiss(list(self._following), "no replica is left that it could follow"),
-            Stranded(self.step),
+            r.Stranded(self.step),
         ]
 
-    def _take(self, instructions: Collection[Instruction]) -> list[Order]:
+    def _take(self, instructions: Collection[le.Instruction]) -> list[r.Order]:
         """Convert the ledger's instructions to orders."""
         return [
             entry
             for entry in instructions
-            if isinstance(entry, Grant | Revoke | Requeued | Found | EpochCommitted)
+            if isinstance(entry, le.Grant | le.Revoke | le.Requeued | le.Found | le.EpochCommitted)
         ]

@@ -17,20 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scavenger.elastic.leases import (
-    Committed,
-    EpochCommitted,
-    Found,
-    Grant,
-    HolderLost,
-    Instruction,
-    LeaseAttempt,
-    Proposed,
-    RefuseParts,
-    RequestSamples,
-    Requeued,
-    Wait,
-)
+from scavenger.elastic import leases as le
 from scavenger.elastic.quarantine import DEATHS_MIN, NotTheData, Quarantined
 from scavenger.elastic.sealed_steps import SealedSteps
 
@@ -40,7 +27,7 @@ _SCOPE = 0
 
 @dataclass(frozen=True, slots=True)
 class _Lease:
-    attempt: LeaseAttempt
+    attempt: le.LeaseAttempt
     start: int
     stop: int
 
@@ -87,9 +74,9 @@ class SampleQueue(SealedSteps):
         return self._done == self.sizes[0]
 
     @property
-    def ended(self) -> EpochCommitted | None:
+    def ended(self) -> le.EpochCommitted | None:
         """See `SealedSteps.ended`."""
-        return EpochCommitted(self.epoch, self.step, ()) if self.over else None
+        return le.EpochCommitted(self.epoch, self.step, ()) if self.over else None
 
     # ---- what happens --------------------------------------------------------------------------------------
 
@@ -99,10 +86,10 @@ class SampleQueue(SealedSteps):
         for worker in list(self._leases):
             self._put_back(worker)
 
-    def _ask(self, event: RequestSamples) -> list[Instruction]:
+    def _ask(self, event: le.RequestSamples) -> list[le.Instruction]:
         worker = event.worker
         if worker in self._gone:
-            return [Wait(worker, "taken for lost")]
+            return [le.Wait(worker, "taken for lost")]
         if not self._leases:
             for member, share in self._shares:
                 if member not in self._gone:
@@ -111,9 +98,9 @@ class SampleQueue(SealedSteps):
             self._lease(worker, dict(self._shares).get(worker, 0))
         lease = self._leases.get(worker)
         if lease is None:
-            return [Wait(worker, "the epoch is over" if self.over else "what is left is leased")]
+            return [le.Wait(worker, "the epoch is over" if self.over else "what is left is leased")]
         stride = sum(share for member, share in self._shares if member not in self._gone)
-        return [Grant(worker, _SCOPE, lease.attempt, lease.start, lease.stop, stride)]
+        return [le.Grant(worker, _SCOPE, lease.attempt, lease.start, lease.stop, stride)]
 
     def _lease(self, worker: str, share: int) -> None:
         """Lease the next positions to a worker; a rest of one, of which some layers have no statistics, is avoided."""
@@ -123,7 +110,7 @@ class SampleQueue(SealedSteps):
         taken = min(share, stop - start)
         if taken > 2 and stop - start - taken == 1:
             taken -= 1
-        self._leases[worker] = _Lease(LeaseAttempt(self.incarnation, self._attempts), start, start + taken)
+        self._leases[worker] = _Lease(le.LeaseAttempt(self.incarnation, self._attempts), start, start + taken)
         self._attempts += 1
         self._left[:1] = [(start + taken, stop)] if start + taken < stop else []
 
@@ -133,16 +120,18 @@ class SampleQueue(SealedSteps):
             self._left = _merged([*self._left, (lease.start, lease.stop)])
         return lease
 
-    def _refusals(self, event: Proposed) -> list[Instruction]:
+    def _refusals(self, event: le.Proposed) -> list[le.Instruction]:
         held = {lease.attempt: lease for lease in self._leases.values()}
-        refused: list[Instruction] = []
+        refused: list[le.Instruction] = []
         for part in event.parts:
             lease = held.pop(part.attempt, None)  # no lease is in a step twice
             if lease is None or (part.start, part.stop) != (lease.start, lease.stop):
-                refused.append(RefuseParts(part, "the lease has ended" if lease is None else "another range"))
+                refused.append(
+                    le.RefuseParts(part, "the lease has ended" if lease is None else "another range")
+                )
         return refused
 
-    def _advance(self, event: Committed) -> None:
+    def _advance(self, event: le.Committed) -> None:
         self.step = event.step
         applied = {part.attempt for part in event.parts}
         for worker, lease in list(self._leases.items()):
@@ -152,14 +141,14 @@ class SampleQueue(SealedSteps):
             else:
                 self._put_back(worker)
 
-    def _lost(self, event: HolderLost) -> list[Instruction]:
+    def _lost(self, event: le.HolderLost) -> list[le.Instruction]:
         if event.worker in self._gone:
             return []
         self._gone.add(event.worker)
         lease = self._put_back(event.worker)
         if lease is None:
             return []
-        found: list[Instruction] = [Requeued(_SCOPE, lease.attempt, lease.start)]
+        found: list[le.Instruction] = [le.Requeued(_SCOPE, lease.attempt, lease.start)]
         if event.cause.blames_data:
             deaths = self._deaths[lease.start] = self._deaths.get(lease.start, 0) + 1
             if deaths >= DEATHS_MIN:
@@ -167,7 +156,7 @@ class SampleQueue(SealedSteps):
                     f"{deaths} workers ended while they read positions {lease.start} to {lease.stop - 1} of the order "
                     f"of epoch {self.epoch + 1}: the data or the training code ends them"
                 )
-                found.append(Found(NotTheData(words)))
+                found.append(le.Found(NotTheData(words)))
         return found
 
     # ---- in the checkpoint ---------------------------------------------------------------------------------

@@ -8,18 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from scavenger.elastic.leases import (
-    ApplyParts,
-    BeginEpoch,
-    Committed,
-    EpochCommitted,
-    Event,
-    HolderLost,
-    Instruction,
-    Proposed,
-    RefuseParts,
-    RequestSamples,
-)
+from scavenger.elastic import leases as le
 
 
 class SealedSteps(ABC):
@@ -32,12 +21,12 @@ class SealedSteps(ABC):
 
     def __init__(self) -> None:
         self.epoch = self.step = 0
-        self._sealed: Proposed | None = None
-        self._deferred: list[HolderLost] = []
+        self._sealed: le.Proposed | None = None
+        self._deferred: list[le.HolderLost] = []
 
     @property
     @abstractmethod
-    def ended(self) -> EpochCommitted | None:
+    def ended(self) -> le.EpochCommitted | None:
         """The instruction sent at the epoch's end, for a new process that cannot know whether it was received."""
 
     @abstractmethod
@@ -45,54 +34,54 @@ class SealedSteps(ABC):
         """Begin an epoch."""
 
     @abstractmethod
-    def _ask(self, event: RequestSamples) -> list[Instruction]: ...
+    def _ask(self, event: le.RequestSamples) -> list[le.Instruction]: ...
 
     @abstractmethod
-    def _refusals(self, event: Proposed) -> list[Instruction]:
+    def _refusals(self, event: le.Proposed) -> list[le.Instruction]:
         """Why parts cannot be in the next step; empty if all can."""
 
     @abstractmethod
-    def _advance(self, event: Committed) -> None:
+    def _advance(self, event: le.Committed) -> None:
         """Take in a committed step."""
 
     @abstractmethod
-    def _lost(self, event: HolderLost) -> list[Instruction]: ...
+    def _lost(self, event: le.HolderLost) -> list[le.Instruction]: ...
 
-    def handle(self, event: Event) -> list[Instruction]:
+    def handle(self, event: le.Event) -> list[le.Instruction]:
         """Process one event; returns the resulting instructions, in order.
 
         Raises:
             ValueError: If a step was applied without permission, or an epoch begun out of turn.
         """
         match event:
-            case RequestSamples():
+            case le.RequestSamples():
                 return self._ask(event)
-            case Proposed():
+            case le.Proposed():
                 return self._proposed(event)
-            case Committed():
+            case le.Committed():
                 return self._committed(event)
-            case HolderLost():
+            case le.HolderLost():
                 if self._sealed is not None:
                     self._deferred.append(event)
                     return []
                 return self._lost(event)
-            case BeginEpoch():
+            case le.BeginEpoch():
                 return self._begin(event)
 
-    def _proposed(self, event: Proposed) -> list[Instruction]:
+    def _proposed(self, event: le.Proposed) -> list[le.Instruction]:
         if event == self._sealed:
-            return [ApplyParts(event.step, event.parts)]
+            return [le.ApplyParts(event.step, event.parts)]
         if self._sealed is not None:
-            return [RefuseParts(None, f"step {self._sealed.step} is being applied")]
+            return [le.RefuseParts(None, f"step {self._sealed.step} is being applied")]
         if event.step != self.step + 1 or not event.parts:
             words = f"step {event.step} of {len(event.parts)} parts does not follow {self.step}"
-            return [RefuseParts(None, words)]
+            return [le.RefuseParts(None, words)]
         if refusals := self._refusals(event):
             return refusals
         self._sealed = event
-        return [ApplyParts(event.step, event.parts)]
+        return [le.ApplyParts(event.step, event.parts)]
 
-    def _committed(self, event: Committed) -> list[Instruction]:
+    def _committed(self, event: le.Committed) -> list[le.Instruction]:
         if event.step <= self.step:
             return []
         if self._sealed is None or (event.step, event.parts) != (self._sealed.step, self._sealed.parts):
@@ -105,7 +94,7 @@ class SealedSteps(ABC):
             instructions += self.handle(lost)
         return instructions
 
-    def _begin(self, event: BeginEpoch) -> list[Instruction]:
+    def _begin(self, event: le.BeginEpoch) -> list[le.Instruction]:
         if event.epoch <= self.epoch:
             return []
         if event.epoch != self.epoch + 1 or self.ended is None:
@@ -113,6 +102,6 @@ class SealedSteps(ABC):
         self._open(event.epoch)
         return self._if_over()
 
-    def _if_over(self) -> list[Instruction]:
+    def _if_over(self) -> list[le.Instruction]:
         ended = self.ended
         return [] if ended is None else [ended]

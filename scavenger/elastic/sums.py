@@ -45,21 +45,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from scavenger.elastic.sum_events import (
-    Action,
-    Add,
-    Answered,
-    BucketArrived,
-    Drop,
-    Event,
-    FetchBuckets,
-    HoldBuckets,
-    Keep,
-    ListSummed,
-    NothingArrived,
-    PieceList,
-    PieceOffered,
-)
+from scavenger.elastic import sum_events as se
 
 _RESERVE = 4
 """One in so many bytes of the budget is for what can be added on arrival."""
@@ -98,7 +84,7 @@ class Sums:
 
     def __init__(self, sizes: Sequence[int], budget_bytes: int) -> None:
         self._sizes, self._budget = tuple(sizes), budget_bytes
-        self.expected: PieceList | None = None
+        self.expected: se.PieceList | None = None
         self.used_bytes = 0
         self._largest = max(self._sizes, default=0)
         self._positions: dict[int, int] = {}
@@ -109,7 +95,7 @@ class Sums:
         self._open = 0
         """Active buckets that lack a piece of the list; the lowest has at least index `_first` among them."""
         self._first = 0
-        self._offers: dict[int, PieceOffered] = {}
+        self._offers: dict[int, se.PieceOffered] = {}
         self._asked: dict[int, dict[int, int]] = {}
         """Of each piece, the buckets that were asked for and the numbers of the questions; 0 for unasked ones."""
         self._kept: dict[int, set[int]] = {}
@@ -132,28 +118,28 @@ class Sums:
         low = min(self._added[bucket] for bucket in self._active)
         return tuple(dict.fromkeys(term.worker for term in self.expected.terms[low:]))
 
-    def handle(self, event: Event) -> list[Action]:
+    def handle(self, event: se.Event) -> list[se.Action]:
         """Process one event; returns the resulting actions, in order."""
         match event:
-            case PieceList():
+            case se.PieceList():
                 return self._expect(event)
-            case PieceOffered():
+            case se.PieceOffered():
                 return self._offered(event)
-            case BucketArrived():
+            case se.BucketArrived():
                 return self._arrived(event)
-            case Answered():
+            case se.Answered():
                 return self._answered(event)
-            case HoldBuckets():
+            case se.HoldBuckets():
                 return self._hold(event)
-            case NothingArrived():
+            case se.NothingArrived():
                 return self._tick()
 
     # ---- one method per event ------------------------------------------------------------------------------
 
-    def _expect(self, event: PieceList) -> list[Action]:
+    def _expect(self, event: se.PieceList) -> list[se.Action]:
         before = self.expected
         if before is not None and event <= before:
-            return [ListSummed(before)] if self.formed and event == before else []
+            return [se.ListSummed(before)] if self.formed and event == before else []
         self.expected = event
         self._positions = {term.piece: position for position, term in enumerate(event.terms)}
         self._newest = max((self._newest, *self._positions, *(() if event.terms else self._offers)))
@@ -173,13 +159,13 @@ class Sums:
             actions += self._add_in_turn(bucket)
         return actions + self._make_room() + self._go_on(changed=True)
 
-    def _offered(self, event: PieceOffered) -> list[Action]:
+    def _offered(self, event: se.PieceOffered) -> list[se.Action]:
         if event.piece in self._offers:
             return self._lose(event.piece, 0)
         if not self._is_expected(event.worker, event.piece):
             return []
         self._offers[event.piece] = event
-        actions: list[Action] = []
+        actions: list[se.Action] = []
         if event.own:
             for bucket in list(self._asked.pop(event.piece, ())):
                 self.used_bytes -= self._sizes[bucket]
@@ -191,7 +177,7 @@ class Sums:
         # it was sent after the first ones
         return self._lose(event.piece, 0) or self._go_on()
 
-    def _arrived(self, event: BucketArrived) -> list[Action]:
+    def _arrived(self, event: se.BucketArrived) -> list[se.Action]:
         piece, bucket = event.piece, event.bucket
         if not 0 <= bucket < len(self._sizes) or not self._is_active[bucket]:
             return []
@@ -204,26 +190,26 @@ class Sums:
         position = self._positions.get(piece)
         if position is not None and self._added[bucket] == position:
             self._step_on(bucket)
-            return [Add(piece, bucket, position), *self._add_in_turn(bucket), *self._go_on(changed=True)]
+            return [se.Add(piece, bucket, position), *self._add_in_turn(bucket), *self._go_on(changed=True)]
         if not asked and self.used_bytes + self._sizes[bucket] > self._budget - self._reserve:
             return []
         self._kept.setdefault(piece, set()).add(bucket)
         self._senders[piece] = event.worker
         self.used_bytes += self._sizes[bucket]
-        return [Keep(piece, bucket)]
+        return [se.Keep(piece, bucket)]
 
-    def _answered(self, event: Answered) -> list[Action]:
+    def _answered(self, event: se.Answered) -> list[se.Action]:
         offer = self._offers.get(event.piece)
         if offer is None or offer.worker != event.worker:
             return []
         return self._lose(event.piece, event.question)
 
-    def _hold(self, event: HoldBuckets) -> list[Action]:
-        kept, actions = {*event.buckets}, list[Action]()
+    def _hold(self, event: se.HoldBuckets) -> list[se.Action]:
+        kept, actions = {*event.buckets}, list[se.Action]()
         for piece in list(self._kept):
             for bucket in sorted(self._kept[piece] - kept):
                 self._release(piece, bucket)
-                actions.append(Drop(piece, bucket))
+                actions.append(se.Drop(piece, bucket))
         for asked in self._asked.values():
             for bucket in asked.keys() - kept:
                 del asked[bucket]
@@ -232,13 +218,13 @@ class Sums:
         self._activate(bucket for bucket in self._active if bucket in kept)
         return actions
 
-    def _tick(self) -> list[Action]:
+    def _tick(self) -> list[se.Action]:
         if self.expected is None:
             return []
         if self.formed:
-            return [ListSummed(self.expected)]
+            return [se.ListSummed(self.expected)]
         asking = self._go_on()
-        asked = {action.piece for action in asking if isinstance(action, FetchBuckets)}
+        asked = {action.piece for action in asking if isinstance(action, se.FetchBuckets)}
         for term in self.expected.terms:
             if term.piece not in asked and term.piece in self._offers and self._asked.get(term.piece):
                 asking.append(self._ask(term.worker, term.piece, ()))
@@ -261,7 +247,7 @@ class Sums:
         position = self._positions.get(piece)
         return position is not None and self._added[bucket] > position
 
-    def _keep_sums(self, before: PieceList | None, now: PieceList) -> None:
+    def _keep_sums(self, before: se.PieceList | None, now: se.PieceList) -> None:
         """Keep those sums that begin the new list; the others begin again."""
         same = 0
         if before is not None and before.step == now.step and _weight(before) == _weight(now):
@@ -284,9 +270,9 @@ class Sums:
         length = 0 if self.expected is None else len(self.expected.terms)
         self._open, self._first = sum(self._added[bucket] < length for bucket in self._active), 0
 
-    def _forget_pieces(self) -> list[Action]:
+    def _forget_pieces(self) -> list[se.Action]:
         """Forget the pieces that are not in the list, except for those of a list that is still to come."""
-        actions: list[Action] = []
+        actions: list[se.Action] = []
         self._offers = {
             piece: offer for piece, offer in self._offers.items() if self._is_expected(offer.worker, piece)
         }
@@ -296,14 +282,14 @@ class Sums:
             for bucket in sorted(self._kept[piece]):
                 if not self._is_expected(self._senders[piece], piece) or self._is_added(piece, bucket):
                     self._release(piece, bucket)
-                    actions.append(Drop(piece, bucket))
+                    actions.append(se.Drop(piece, bucket))
         return actions
 
-    def _make_room(self) -> list[Action]:
+    def _make_room(self) -> list[se.Action]:
         """Return to the budget if what had its turn has it no more: forget what would be added last."""
         here = {(piece, bucket) for piece, buckets in self._kept.items() for bucket in buckets}
         coming = {(piece, bucket) for piece, buckets in self._asked.items() for bucket in buckets}
-        actions: list[Action] = []
+        actions: list[se.Action] = []
         for piece, bucket in sorted(
             here | coming, key=lambda one: (-one[1], -self._positions.get(one[0], 1 << 62))
         ):
@@ -313,7 +299,7 @@ class Sums:
                 continue
             if (piece, bucket) in here:
                 self._release(piece, bucket)
-                actions.append(Drop(piece, bucket))
+                actions.append(se.Drop(piece, bucket))
             else:
                 del self._asked[piece][bucket]
                 self.used_bytes -= self._sizes[bucket]
@@ -332,10 +318,10 @@ class Sums:
         self._added[bucket] += 1
         self._open -= self._added[bucket] == len(self.expected.terms)
 
-    def _add_in_turn(self, bucket: int) -> list[Action]:
+    def _add_in_turn(self, bucket: int) -> list[se.Action]:
         """Add those pieces to a bucket that are here and have their turn."""
         assert self.expected is not None
-        actions: list[Action] = []
+        actions: list[se.Action] = []
         while (position := self._added[bucket]) < len(self.expected.terms):
             piece = self.expected.terms[position].piece
             if bucket in self._kept.get(piece, ()):
@@ -343,10 +329,10 @@ class Sums:
             elif (offer := self._offers.get(piece)) is None or not offer.own:
                 break
             self._step_on(bucket)
-            actions.append(Add(piece, bucket, position))
+            actions.append(se.Add(piece, bucket, position))
         return actions
 
-    def _lose(self, piece: int, question: int) -> list[Action]:
+    def _lose(self, piece: int, question: int) -> list[se.Action]:
         """Ask again for what was asked for up to a question, and has not arrived."""
         asked = self._asked.get(piece, {})
         lost = [bucket for bucket, number in asked.items() if number <= question]
@@ -355,7 +341,7 @@ class Sums:
             self.used_bytes -= self._sizes[bucket]
         return self._go_on() if lost else []
 
-    def _go_on(self, *, changed: bool = False) -> list[Action]:
+    def _go_on(self, *, changed: bool = False) -> list[se.Action]:
         """Ask for what there is room for; or report that all is added.
 
         Args:
@@ -364,7 +350,7 @@ class Sums:
         if self.expected is None:
             return []
         if self.formed:
-            return [ListSummed(self.expected)] if changed else []
+            return [se.ListSummed(self.expected)] if changed else []
         wanted: dict[int, list[int]] = {}
         active, length = self._active, len(self.expected.terms)
         while self._first < len(active) and self._added[active[self._first]] == length:
@@ -416,12 +402,12 @@ class Sums:
             for bucket in buckets
         )
 
-    def _ask(self, worker: str, piece: int, buckets: Sequence[int]) -> FetchBuckets:
+    def _ask(self, worker: str, piece: int, buckets: Sequence[int]) -> se.FetchBuckets:
         self._questions += 1
         for bucket in buckets:
             self._asked[piece][bucket] = self._questions
-        return FetchBuckets(worker, piece, self._questions, tuple(buckets))
+        return se.FetchBuckets(worker, piece, self._questions, tuple(buckets))
 
 
-def _weight(expected: PieceList) -> int:
+def _weight(expected: se.PieceList) -> int:
     return sum(term.samples for term in expected.terms)

@@ -28,22 +28,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from scavenger.scheduler import events as ev
 from scavenger.scheduler.cycles import speed_loss
-from scavenger.scheduler.events import (
-    Action,
-    DrainNode,
-    EndNode,
-    Event,
-    JobArrived,
-    JobLeft,
-    MoveBucket,
-    NodeLost,
-    PeriodEnded,
-    PlaceJob,
-    Reason,
-    StartNode,
-    StepTimeMeasured,
-)
 from scavenger.scheduler.joint import assign, reassign
 from scavenger.scheduler.packing import moved_buckets, recycle, repack
 from scavenger.scheduler.pool import JobLoad, NoRoom, PoolState
@@ -110,27 +96,27 @@ class Decided:
     """
 
     state: SharedPool
-    actions: tuple[Action, ...]
+    actions: tuple[ev.Action, ...]
     reason: str
 
 
-def decide(state: SharedPool, event: Event) -> Decided:
+def decide(state: SharedPool, event: ev.Event) -> Decided:
     """What is done about an event; see the table above.
 
     Events of jobs and nodes that the pool does not have change nothing: they may have crossed another event.
     """
     match event:
-        case JobArrived(load):
+        case ev.JobArrived(load):
             return _arrived(state, load)
-        case JobLeft(job):
+        case ev.JobLeft(job):
             return _left(state, job)
-        case StepTimeMeasured(job, step_time_s):
+        case ev.StepTimeMeasured(job, step_time_s):
             return _measured(state, job, step_time_s)
-        case PeriodEnded():
+        case ev.PeriodEnded():
             return _period(state)
-        case DrainNode(node):
+        case ev.DrainNode(node):
             return _vacated(state, node, lost=False)
-        case NodeLost(node):
+        case ev.NodeLost(node):
             return _vacated(state, node, lost=True)
 
 
@@ -263,7 +249,7 @@ def _vacated(state: SharedPool, node: str, *, lost: bool) -> Decided:
         state, after, "drain", f"node {node} {'was lost' if lost else 'has to go'}", placed=placed
     )
     if lost:
-        return replace(decided, actions=tuple(act for act in decided.actions if act != EndNode(node)))
+        return replace(decided, actions=tuple(act for act in decided.actions if act != ev.EndNode(node)))
     return decided
 
 
@@ -284,7 +270,12 @@ def _unstarted(pool: PoolState, before: PoolState) -> PoolState:
 
 
 def _decided(
-    before: SharedPool, after: SharedPool, why: Reason, reason: str, *, placed: frozenset[str] = frozenset()
+    before: SharedPool,
+    after: SharedPool,
+    why: ev.Reason,
+    reason: str,
+    *,
+    placed: frozenset[str] = frozenset(),
 ) -> Decided:
     """The actions that lead from one state to the other; empty nodes end, except the cheapest spare ones.
 
@@ -297,15 +288,15 @@ def _decided(
     for node in empty[after.rules.spare_nodes :]:
         pool = pool.without_node(node.name)
     moves = [
-        MoveBucket(job, bucket, source, target, why)
+        ev.MoveBucket(job, bucket, source, target, why)
         for job, bucket, source, target in moved_buckets(before.pool, pool, except_for=placed)
     ]
     new = [job for job in pool.jobs if job not in before.pool.jobs or job in placed]
-    actions: list[Action] = [
-        *(StartNode(load.node) for name, load in pool.nodes.items() if name not in before.pool.nodes),
+    actions: list[ev.Action] = [
+        *(ev.StartNode(load.node) for name, load in pool.nodes.items() if name not in before.pool.nodes),
         *moves,
-        *(PlaceJob(job, pool.jobs[job].nodes) for job in new),
-        *(EndNode(name) for name in before.pool.nodes if name not in pool.nodes),
+        *(ev.PlaceJob(job, pool.jobs[job].nodes) for job in new),
+        *(ev.EndNode(name) for name in before.pool.nodes if name not in pool.nodes),
     ]
     changed = frozenset({move.job for move in moves} | set(new))
     trials = _with_trial(after.trials, pool, changed)

@@ -13,39 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import offer
 
+from scavenger.control.training import orders as o
 from scavenger.control.training.controller import Controller, Mode
 from scavenger.control.training.goal import Goal
 from scavenger.control.training.history import TrainingHistory
 from scavenger.control.training.losses import CRASHES_MAX, HEALTHY_STEPS
-from scavenger.control.training.orders import (
-    Abandon,
-    Action,
-    AskGoal,
-    Begin,
-    Cause,
-    Close,
-    Departed,
-    Event,
-    FollowNoise,
-    Gather,
-    GatherSpares,
-    GiveUp,
-    GiveVerdict,
-    Launch,
-    Look,
-    Notify,
-    RecordNow,
-    Release,
-    Remove,
-    ReportStep,
-    Resize,
-    RunCallbacks,
-    Situation,
-    Swap,
-    Switch,
-    Warn,
-    Write,
-)
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import GoalSpec
 from scavenger.domain.report import WorkerChanged
@@ -69,10 +41,10 @@ GIVE_UP = 3
 EPOCHS = 4
 
 
-def here(*workers: str, starting: int = 0, vm: str = VM, **more: Any) -> Situation:
+def here(*workers: str, starting: int = 0, vm: str = VM, **more: Any) -> o.Situation:
     """All of these workers live, and all but `starting` of them train."""
     training = len(workers) - starting
-    return Situation(
+    return o.Situation(
         vms=dict.fromkeys(workers, vm),
         starting=starting,
         ready=training,
@@ -123,9 +95,9 @@ def controller(
 def training(*workers: str, steps: int = 1, **more: Any) -> Controller:
     """A job at a view of these workers, with so many steps behind it."""
     job, now = controller(**more), here(*workers)
-    job.handle(Begin(len(workers)), now)
-    job.handle(Gather(Configuration(VM, len(workers), 32)), now)
-    job.handle(Switch(Configuration(VM, len(workers), 32), "test"), now)
+    job.handle(o.Begin(len(workers)), now)
+    job.handle(o.Gather(Configuration(VM, len(workers), 32)), now)
+    job.handle(o.Switch(Configuration(VM, len(workers), 32), "test"), now)
     job.handle(view(1, *workers), now)
     for number in range(1, steps + 1):
         job.handle(step(number, *workers), now)
@@ -140,14 +112,14 @@ def done(*workers: str) -> Controller:
 
 def recording(*workers: str) -> Controller:
     job = training(*workers)
-    job.handle(Close(), here(*workers))
+    job.handle(o.Close(), here(*workers))
     return job
 
 
 MODES = {Mode.TRAIN: training, Mode.DONE: done, Mode.RECORD: recording}
 
 
-def kinds(actions: list[Action]) -> list[type]:
+def kinds(actions: list[o.Action]) -> list[type]:
     return [type(action) for action in actions]
 
 
@@ -158,51 +130,59 @@ def always(follows: list[type]) -> Mapping[Mode, list[type]]:
     return dict.fromkeys(Mode, follows)
 
 
-STEP = [Write, Write, ReportStep]
-ROWS: list[tuple[Event, Situation, Mapping[Mode, list[type]]]] = [
+STEP = [o.Write, o.Write, o.ReportStep]
+ROWS: list[tuple[o.Event, o.Situation, Mapping[Mode, list[type]]]] = [
     (step(2, "w0", "w1"), here("w0", "w1"), always(STEP)),
     (step(1, "w0", "w1"), here("w0", "w1"), always([])),
     (view(1, "w0", "w1"), here("w0", "w1"), always([])),
-    (RolledBack(0, "lost", 1.0), here("w0", "w1"), always([Write, Write, Warn])),
-    (m.SamplesQuarantined((3,), "it kills"), here("w0", "w1"), always([Write, Warn])),
-    (m.MemoryExceeded(64), here("w0", "w1"), {Mode.TRAIN: [Warn], Mode.DONE: [Warn]}),
-    (m.CheckpointWritten(1, 0, 0.5, 10), here("w0", "w1"), always([Write, Notify, RecordNow])),
-    (m.CheckpointFailed(1, "full"), here("w0", "w1"), always([Warn])),
+    (RolledBack(0, "lost", 1.0), here("w0", "w1"), always([o.Write, o.Write, o.Warn])),
+    (m.SamplesQuarantined((3,), "it kills"), here("w0", "w1"), always([o.Write, o.Warn])),
+    (m.MemoryExceeded(64), here("w0", "w1"), {Mode.TRAIN: [o.Warn], Mode.DONE: [o.Warn]}),
+    (m.CheckpointWritten(1, 0, 0.5, 10), here("w0", "w1"), always([o.Write, o.Notify, o.RecordNow])),
+    (m.CheckpointFailed(1, "full"), here("w0", "w1"), always([o.Warn])),
     (
         m.EpochReport(0, 1, {}, 0.5),
         here("w0", "w1"),
-        {Mode.TRAIN: [Write, GiveVerdict, Notify], Mode.DONE: [GiveVerdict]},
+        {Mode.TRAIN: [o.Write, o.GiveVerdict, o.Notify], Mode.DONE: [o.GiveVerdict]},
     ),
-    (m.BatchReport(0, 1, ()), here("w0", "w1"), {Mode.TRAIN: [Warn, RunCallbacks]}),
-    (Started("w2", 1.0), here("w0", "w1", "w2"), {Mode.TRAIN: [Notify], Mode.DONE: [Notify]}),
-    (Leaving("w1"), here("w0"), {Mode.TRAIN: [Notify], Mode.DONE: [Notify]}),
-    (Recovered("aggregator", "died", 1.0), here("w0"), {Mode.TRAIN: [Notify], Mode.DONE: [Notify]}),
-    (Warned("odd"), here("w0", "w1"), {Mode.TRAIN: [Warn], Mode.DONE: [Warn]}),
-    (Lost("w1", "died", crashed=True), here("w0"), {Mode.TRAIN: [Notify, Warn, Launch], Mode.DONE: [Notify]}),
-    (Lost("w1", "died"), here("w0"), {Mode.TRAIN: [Notify, Warn], Mode.DONE: [Notify]}),
-    (Refused("w2", "no room"), here("w0"), {Mode.TRAIN: [Notify, Warn], Mode.DONE: [Notify]}),
-    (PreemptionNotice("w1", None, "at risk"), here("w0", "w1"), {Mode.TRAIN: [Notify], Mode.DONE: [Notify]}),
+    (m.BatchReport(0, 1, ()), here("w0", "w1"), {Mode.TRAIN: [o.Warn, o.RunCallbacks]}),
+    (Started("w2", 1.0), here("w0", "w1", "w2"), {Mode.TRAIN: [o.Notify], Mode.DONE: [o.Notify]}),
+    (Leaving("w1"), here("w0"), {Mode.TRAIN: [o.Notify], Mode.DONE: [o.Notify]}),
+    (Recovered("aggregator", "died", 1.0), here("w0"), {Mode.TRAIN: [o.Notify], Mode.DONE: [o.Notify]}),
+    (Warned("odd"), here("w0", "w1"), {Mode.TRAIN: [o.Warn], Mode.DONE: [o.Warn]}),
+    (
+        Lost("w1", "died", crashed=True),
+        here("w0"),
+        {Mode.TRAIN: [o.Notify, o.Warn, o.Launch], Mode.DONE: [o.Notify]},
+    ),
+    (Lost("w1", "died"), here("w0"), {Mode.TRAIN: [o.Notify, o.Warn], Mode.DONE: [o.Notify]}),
+    (Refused("w2", "no room"), here("w0"), {Mode.TRAIN: [o.Notify, o.Warn], Mode.DONE: [o.Notify]}),
+    (
+        PreemptionNotice("w1", None, "at risk"),
+        here("w0", "w1"),
+        {Mode.TRAIN: [o.Notify], Mode.DONE: [o.Notify]},
+    ),
     (
         PreemptionNotice("w1", 30.0, "taken"),
         here("w0", "w1"),
-        {Mode.TRAIN: [Notify, Warn, Resize, Launch], Mode.DONE: [Notify]},
+        {Mode.TRAIN: [o.Notify, o.Warn, o.Resize, o.Launch], Mode.DONE: [o.Notify]},
     ),
-    (Look(), here("w0", "w1"), {Mode.TRAIN: [Release], Mode.DONE: [Release]}),
-    (Gather(Configuration(VM, 3, 64), meanwhile=16), here("w0", "w1"), {Mode.TRAIN: [Resize, Launch]}),
-    (Switch(Configuration(VM, 2, 64), "so"), here("w0", "w1"), {Mode.TRAIN: [Resize]}),
-    (GatherSpares(("w0",)), here("w0", "w1"), {Mode.TRAIN: [Launch]}),
-    (Swap(("w0",), "slow"), here("w0", "w1", "w2"), {Mode.TRAIN: [Resize]}),
-    (Remove(("w0",), 32, "asked"), here("w0", "w1"), {Mode.TRAIN: [Resize]}),
-    (FollowNoise(), here("w0", "w1"), {}),
-    (Abandon(), here("w0", "w1"), {}),
-    (Departed("w1", "eviction"), here("w0"), {}),
+    (o.Look(), here("w0", "w1"), {Mode.TRAIN: [o.Release], Mode.DONE: [o.Release]}),
+    (o.Gather(Configuration(VM, 3, 64), meanwhile=16), here("w0", "w1"), {Mode.TRAIN: [o.Resize, o.Launch]}),
+    (o.Switch(Configuration(VM, 2, 64), "so"), here("w0", "w1"), {Mode.TRAIN: [o.Resize]}),
+    (o.GatherSpares(("w0",)), here("w0", "w1"), {Mode.TRAIN: [o.Launch]}),
+    (o.Swap(("w0",), "slow"), here("w0", "w1", "w2"), {Mode.TRAIN: [o.Resize]}),
+    (o.Remove(("w0",), 32, "asked"), here("w0", "w1"), {Mode.TRAIN: [o.Resize]}),
+    (o.FollowNoise(), here("w0", "w1"), {}),
+    (o.Abandon(), here("w0", "w1"), {}),
+    (o.Departed("w1", "eviction"), here("w0"), {}),
 ]
 
 
 @pytest.mark.parametrize("mode", list(Mode), ids=lambda mode: mode.name)
 @pytest.mark.parametrize(("event", "now", "follows"), ROWS, ids=lambda value: type(value).__name__)
 def test_each_row_of_the_table(
-    mode: Mode, event: Event, now: Situation, follows: Mapping[Mode, list[type]]
+    mode: Mode, event: o.Event, now: o.Situation, follows: Mapping[Mode, list[type]]
 ) -> None:
     job = MODES[mode]("w0", "w1")
     assert job.mode is mode
@@ -216,16 +196,16 @@ def test_the_modes_lead_to_each_other_as_the_table_says() -> None:
     assert job.mode is Mode.TRAIN
     job.handle(m.EpochReport(EPOCHS - 1, 2, {}, 0.5), here("w0"))
     assert job.mode is Mode.DONE
-    job.handle(Close(), here("w0"))
+    job.handle(o.Close(), here("w0"))
     assert (job.mode, job.finished) == (Mode.RECORD, True)
 
 
 def test_the_epoch_that_reaches_the_target_ends_training_and_a_repetition_gets_the_same_answer() -> None:
     job = training("w0", target=0.5)
     report = m.EpochReport(0, 1, {"val_loss": 0.4}, 0.5)
-    (verdict,) = [action for action in job.handle(report, here("w0")) if isinstance(action, GiveVerdict)]
+    (verdict,) = [action for action in job.handle(report, here("w0")) if isinstance(action, o.GiveVerdict)]
 
-    assert verdict == GiveVerdict(0, stop=True, keep_best=True)
+    assert verdict == o.GiveVerdict(0, stop=True, keep_best=True)
     assert job.handle(report, here("w0")) == [verdict]
     assert (job.reached, job.finished) == (True, True)
 
@@ -234,14 +214,14 @@ def test_a_first_value_at_the_target_of_a_metric_whose_direction_is_a_guess_is_a
     job = training("w0", target=0.5, metric="val_token_loss")
     (asked,) = job.handle(m.EpochReport(0, 1, {"val_token_loss": 0.4}, 0.5), here("w0"))
 
-    assert isinstance(asked, AskGoal)
+    assert isinstance(asked, o.AskGoal)
     assert "write mode: min if so, else mode: max" in asked.message
     assert not job.history.epochs  # of which nothing is to be learnt
 
     job = training("w0", target=0.5, metric="val_token_loss")
     for epoch, value in enumerate((0.6, 0.4)):
         actions = job.handle(m.EpochReport(epoch, epoch + 1, {"val_token_loss": value}, 0.5), here("w0"))
-        assert AskGoal not in kinds(actions)
+        assert o.AskGoal not in kinds(actions)
     assert job.reached
 
 
@@ -261,8 +241,8 @@ def called(request: m.RunCallbacks, *, state: str, **more: Any) -> m.CallbacksRu
     return m.CallbacksRun(7, request.epoch, request.step, state, **fields)
 
 
-def asked(actions: list[Action]) -> m.RunCallbacks:
-    (request,) = [action.request for action in actions if isinstance(action, RunCallbacks)]
+def asked(actions: list[o.Action]) -> m.RunCallbacks:
+    (request,) = [action.request for action in actions if isinstance(action, o.RunCallbacks)]
     return request
 
 
@@ -274,14 +254,14 @@ def test_the_verdict_waits_for_the_callbacks_which_go_on_from_their_last_state()
     assert asked(job.handle(begin, now)) == first  # reported again, since nobody has answered
 
     written, verdict = job.handle(called(first, state="s0", rate_scale=0.5), now)
-    assert isinstance(written, Write)
+    assert isinstance(written, o.Write)
     assert written.kind == "callbacks"
-    assert verdict == GiveVerdict(-1, stop=False, keep_best=False, rate_scale=0.5)
+    assert verdict == o.GiveVerdict(-1, stop=False, keep_best=False, rate_scale=0.5)
     assert job.handle(called(first, state="other"), now) == []  # another answer
 
     report = m.EpochReport(0, 1, {"val_loss": 0.4}, 0.5, callbacks=True)
     actions = job.handle(report, now)
-    assert kinds(actions) == [Write, RunCallbacks, Notify]
+    assert kinds(actions) == [o.Write, o.RunCallbacks, o.Notify]
     second = asked(actions)
     assert (second.epoch, second.metrics, second.state, second.rate_scale) == (
         0,
@@ -289,11 +269,11 @@ def test_the_verdict_waits_for_the_callbacks_which_go_on_from_their_last_state()
         "s0",
         0.5,
     )
-    assert kinds(job.handle(report, now)) == [RunCallbacks]
+    assert kinds(job.handle(report, now)) == [o.RunCallbacks]
     _, verdict = job.handle(called(second, state="s1", rate_scale=0.25), now)
-    assert verdict == GiveVerdict(0, stop=False, keep_best=False, rate_scale=0.25)
+    assert verdict == o.GiveVerdict(0, stop=False, keep_best=False, rate_scale=0.25)
     assert job.handle(report, now) == [verdict]
-    assert kinds(job.handle(begin, now)) == [GiveVerdict]  # late, and ignored by the sequencer
+    assert kinds(job.handle(begin, now)) == [o.GiveVerdict]  # late, and ignored by the sequencer
 
 
 def test_a_callback_that_stops_training_ends_the_job_and_may_choose_the_best_weights() -> None:
@@ -305,9 +285,9 @@ def test_a_callback_that_stops_training_ends_the_job_and_may_choose_the_best_wei
     )
 
     # by the goal's metric, these weights are the best
-    assert GiveVerdict(0, stop=True, keep_best=False) in actions
-    assert Warn("so") in actions
-    assert Warn("stopped by EarlyStopping after epoch 1") in actions
+    assert o.GiveVerdict(0, stop=True, keep_best=False) in actions
+    assert o.Warn("so") in actions
+    assert o.Warn("stopped by EarlyStopping after epoch 1") in actions
     assert (job.finished, job.reached, job.stopped_by) == (True, False, "EarlyStopping")
     assert job.callbacks.keep_best
 
@@ -338,7 +318,7 @@ def test_a_rollback_undoes_the_runs_of_callbacks_with_their_epochs() -> None:
     again = asked(job.handle(m.EpochReport(0, 1, {}, 0.5, callbacks=True), now))
     assert (again.state, again.rate_scale) == ("a", 1.0)
     assert job.handle(m.EpochReport(-1, 0, {}, 0.5, callbacks=True), now) == [
-        GiveVerdict(-1, stop=False, keep_best=False, rate_scale=1.0)
+        o.GiveVerdict(-1, stop=False, keep_best=False, rate_scale=1.0)
     ]
 
 
@@ -352,9 +332,9 @@ def test_with_hooks_of_batches_every_step_waits_for_its_run() -> None:
     assert (request.batch, request.ends_epoch, request.sums, request.state) == (0, False, report.sums, "s0")
     assert asked(job.handle(report, now)) == request
     written, verdict = job.handle(called(request, state="s1", rate_scale=0.5, ends_epoch=False), now)
-    assert isinstance(written, Write)
+    assert isinstance(written, o.Write)
     assert written.value.batch == 0
-    assert verdict == GiveVerdict(0, stop=False, keep_best=False, rate_scale=0.5, step=1)
+    assert verdict == o.GiveVerdict(0, stop=False, keep_best=False, rate_scale=0.5, step=1)
     assert job.handle(report, now) == [verdict]
 
     request = asked(job.handle(m.BatchReport(0, 2, ()), now))
@@ -374,14 +354,14 @@ def test_a_hook_of_batches_that_stops_training_ends_the_epoch_with_its_step() ->
     request = asked(job.handle(m.BatchReport(0, 1, ()), now))
     actions = job.handle(called(request, state="b", stopped_by="Timer", ends_epoch=False), now)
 
-    assert GiveVerdict(0, stop=True, keep_best=False, step=1) in actions
-    assert Warn("stopped by Timer at step 1, in epoch 1") in actions
+    assert o.GiveVerdict(0, stop=True, keep_best=False, step=1) in actions
+    assert o.Warn("stopped by Timer at step 1, in epoch 1") in actions
     assert not job.finished
     end = asked(job.handle(m.EpochReport(0, 1, {}, 0.5, True, True), now))
     assert (end.batch, end.last, end.state) == (None, True, "b")
     actions = job.handle(called(end, state="c", stopped_by="EarlyStopping"), now)
-    assert GiveVerdict(0, stop=True, keep_best=False) in actions
-    assert not [action for action in actions if isinstance(action, Warn)]
+    assert o.GiveVerdict(0, stop=True, keep_best=False) in actions
+    assert not [action for action in actions if isinstance(action, o.Warn)]
     assert (job.finished, job.stopped_by) == (True, "Timer")
 
 
@@ -400,7 +380,7 @@ def test_a_rollback_goes_on_from_the_run_before_its_step() -> None:
     # from an older checkpoint, the state is no longer known
     job.handle(RolledBack(2, "lost", 1.0), now)
     actions = job.handle(m.BatchReport(0, 2, ()), now)
-    assert kinds(actions) == [Warn, RunCallbacks]
+    assert kinds(actions) == [o.Warn, o.RunCallbacks]
     assert asked(actions).state == ""
 
 
@@ -408,15 +388,15 @@ def test_callbacks_without_a_record_begin_anew_with_one_warning() -> None:
     job, now = training("w0"), here("w0")
     report = m.EpochReport(0, 1, {}, 0.5, callbacks=True)
 
-    assert kinds(job.handle(report, now)) == [Write, Warn, RunCallbacks, Notify]
-    assert kinds(job.handle(report, now)) == [RunCallbacks]
+    assert kinds(job.handle(report, now)) == [o.Write, o.Warn, o.RunCallbacks, o.Notify]
+    assert kinds(job.handle(report, now)) == [o.RunCallbacks]
 
 
 # ---- lost workers ------------------------------------------------------------------------------------------
 
 
-def launched(actions: list[Action]) -> int:
-    return sum(action.workers for action in actions if isinstance(action, Launch))
+def launched(actions: list[o.Action]) -> int:
+    return sum(action.workers for action in actions if isinstance(action, o.Launch))
 
 
 def test_a_worker_that_crashes_on_its_samples_is_replaced_at_once_but_not_for_ever() -> None:
@@ -433,10 +413,10 @@ def test_a_worker_that_dies_before_it_is_ready_has_read_no_samples_whatever_it_d
     job = training("w0", "w1")
     actions = job.handle(Lost("w2", "was killed by SIGSEGV", crashed=True, ready=False), here("w0"))
 
-    (warning,) = [action.message for action in actions if isinstance(action, Warn)]
+    (warning,) = [action.message for action in actions if isinstance(action, o.Warn)]
     assert warning == "w2 was killed by SIGSEGV before it could train; it is replaced"
     assert launched(actions) == 0
-    assert launched(job.handle(Look(), here("w0"))) == 1
+    assert launched(job.handle(o.Look(), here("w0"))) == 1
 
 
 def test_samples_were_computed_by_others_only_where_there_are_others() -> None:
@@ -445,7 +425,7 @@ def test_samples_were_computed_by_others_only_where_there_are_others() -> None:
         (("w0",), "computed by the others, and it is replaced"),
     ):
         actions = training("w0", "w1").handle(Lost("w1", "was lost"), here(*others))
-        (warning,) = [action.message for action in actions if isinstance(action, Warn)]
+        (warning,) = [action.message for action in actions if isinstance(action, o.Warn)]
         assert warning.endswith(said)
 
 
@@ -454,11 +434,11 @@ def test_while_workers_die_as_they_start_no_more_start_than_may_still_die() -> N
     for worker in ("w1", "w2"):
         job.handle(Lost(worker, "died", ready=False), here("w0", "w3"))
     # of three that may die two have, and one starts
-    assert launched(job.handle(Look(), here("w0", "w3", starting=1))) == 0
-    assert launched(job.handle(Look(), here("w0", "w3"))) == 1
-    assert launched(job.handle(Look(), here("w0", "w3", "w4", starting=1))) == 0
-    assert launched(job.handle(Look(), here("w0", "w3", "w4"))) == 1
-    assert launched(job.handle(Look(), here("w0", "w3", "w4", "w5"))) == 0
+    assert launched(job.handle(o.Look(), here("w0", "w3", starting=1))) == 0
+    assert launched(job.handle(o.Look(), here("w0", "w3"))) == 1
+    assert launched(job.handle(o.Look(), here("w0", "w3", "w4", starting=1))) == 0
+    assert launched(job.handle(o.Look(), here("w0", "w3", "w4"))) == 1
+    assert launched(job.handle(o.Look(), here("w0", "w3", "w4", "w5"))) == 0
 
 
 @pytest.mark.parametrize(
@@ -466,15 +446,15 @@ def test_while_workers_die_as_they_start_no_more_start_than_may_still_die() -> N
     [(True, False, "crash"), (False, True, "code"), (False, False, "loss")],
 )
 def test_the_last_worker_that_may_die_early_ends_the_job_where_no_other_lives(
-    crashed: bool, by_code: bool, cause: Cause
+    crashed: bool, by_code: bool, cause: o.Cause
 ) -> None:
     job = training("w0")
     lost = Lost("w0", "died", crashed=crashed, ready=False, by_code=by_code)
     for _ in range(GIVE_UP - 1):
-        assert GiveUp not in kinds(job.handle(lost, here()))
+        assert o.GiveUp not in kinds(job.handle(lost, here()))
     *_, last = job.handle(lost, here())
 
-    assert last == GiveUp("w0", "w0 died before it could train, as did 2 before it", cause)
+    assert last == o.GiveUp("w0", "w0 died before it could train, as did 2 before it", cause)
 
 
 def test_a_worker_that_had_done_its_part_says_nothing_about_the_next() -> None:
@@ -483,13 +463,13 @@ def test_a_worker_that_had_done_its_part_says_nothing_about_the_next() -> None:
     job.handle(Lost("w0", "died"), here())
 
     assert job.workers_max(0.0) is None
-    assert launched(job.handle(Look(), here())) == 1
+    assert launched(job.handle(o.Look(), here())) == 1
 
 
 def test_a_worker_whose_host_was_about_to_end_is_replaced_once() -> None:
     job = training("w0", "w1")
     assert launched(job.handle(PreemptionNotice("w1", 30.0, "taken"), here("w0", "w1"))) == 1
-    assert kinds(job.handle(Lost("w1", "its VM is gone"), here("w0", "w2"))) == [Notify]
+    assert kinds(job.handle(Lost("w1", "its VM is gone"), here("w0", "w2"))) == [o.Notify]
     assert [left.kind for left in job.history.departures] == ["eviction"]
 
 
@@ -508,15 +488,15 @@ class World:
     step: int = 0
     epoch: int = 0
     over: bool = False
-    actions: list[Action] = field(default_factory=list)
+    actions: list[o.Action] = field(default_factory=list)
 
     def begin(self, workers: int) -> None:
-        self.take(Begin(workers))
+        self.take(o.Begin(workers))
         self.launch(workers, VM)
 
-    def now(self, worker: str = "") -> Situation:
+    def now(self, worker: str = "") -> o.Situation:
         ready = len(self.vms) - len(self.starting)
-        return Situation(
+        return o.Situation(
             at_s=float(self.step),
             vms=dict(self.vms),
             starting=len(self.starting),
@@ -536,7 +516,7 @@ class World:
         self.vms.pop(worker, None)
         self.starting.discard(worker)
 
-    def take(self, event: Event, worker: str = "") -> None:
+    def take(self, event: o.Event, worker: str = "") -> None:
         if self.over:
             return
         now, twin = self.now(worker), copy.deepcopy(self.job)
@@ -545,20 +525,20 @@ class World:
         self.actions += actions
         for action in actions:
             match action:
-                case Launch():
+                case o.Launch():
                     assert self.job.mode is Mode.TRAIN
                     self.launch(action.workers, action.vm)
                     assert len(self.vms) <= max(self.job.wanted, len(now.vms))
-                case Resize():
+                case o.Resize():
                     assert self.job.mode is Mode.TRAIN
                     assert 1 <= action.workers <= action.global_batch_size
                     for name in action.without:
                         self.gone(name)
-                case Release():
+                case o.Release():
                     spare = [name for name in reversed(self.vms) if name not in self.starting]
                     for name in spare[: max(0, len(self.vms) - action.keep)]:
                         self.gone(name)
-                case GiveUp():
+                case o.GiveUp():
                     assert not self.vms
                     self.over = True
         assert self.over or self.job.wanted >= 1
@@ -592,12 +572,12 @@ class World:
                 self.gone(name)
                 self.take(Refused(name, "no room"), name)
             case "move":
-                self.take(Gather(Configuration(VM, 1 + which % 5, 32), meanwhile=32))
+                self.take(o.Gather(Configuration(VM, 1 + which % 5, 32), meanwhile=32))
             case "give up":
-                self.take(Abandon())
+                self.take(o.Abandon())
             case "close" if which > 8:
-                self.take(Close())
-        self.take(Look())
+                self.take(o.Close())
+        self.take(o.Look())
 
 
 WHAT = [
@@ -629,21 +609,21 @@ def test_in_every_order_of_events_workers_are_as_many_as_wanted_and_each_step_is
         world.play(what, which)
 
     written = [
-        a.value.step for a in world.actions if isinstance(a, Write) and a.kind == "step" and not a.audit
+        a.value.step for a in world.actions if isinstance(a, o.Write) and a.kind == "step" and not a.audit
     ]
     audited = [
-        a.value["step"] for a in world.actions if isinstance(a, Write) and a.kind == "step" and a.audit
+        a.value["step"] for a in world.actions if isinstance(a, o.Write) and a.kind == "step" and a.audit
     ]
-    told = [a.record.step for a in world.actions if isinstance(a, ReportStep)]
+    told = [a.record.step for a in world.actions if isinstance(a, o.ReportStep)]
     assert written == audited == told == sorted(set(written))
-    verdicts = [action for action in world.actions if isinstance(action, GiveVerdict)]
+    verdicts = [action for action in world.actions if isinstance(action, o.GiveVerdict)]
     assert [verdict.epoch for verdict in verdicts] == list(range(len(verdicts)))
     assert [verdict.stop for verdict in verdicts] == [n + 1 == EPOCHS for n in range(len(verdicts))]
-    lost = [a.event.process for a in world.actions if isinstance(a, Notify) and _is_loss(a)]
+    lost = [a.event.process for a in world.actions if isinstance(a, o.Notify) and _is_loss(a)]
     assert len(lost) == len(set(lost))
 
 
-def _is_loss(action: Notify) -> bool:
+def _is_loss(action: o.Notify) -> bool:
     return isinstance(action.event, WorkerChanged) and action.event.state == "lost"
 
 

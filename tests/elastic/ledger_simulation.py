@@ -19,23 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from scavenger.elastic.leases import (
-    ApplyParts,
-    BeginEpoch,
-    Committed,
-    EpochCommitted,
-    Event,
-    Found,
-    Grant,
-    HolderLost,
-    Instruction,
-    LeaseAttempt,
-    LeasedSamples,
-    Proposed,
-    RefuseParts,
-    RequestSamples,
-    Revoke,
-)
+from scavenger.elastic import leases as le
 from scavenger.elastic.ledger import ShardLedger
 from scavenger.elastic.quarantine import Cause, NotTheData, Quarantined, Suspects
 
@@ -59,7 +43,7 @@ class Applied:
 
     step: int
     epoch: int
-    parts: tuple[LeasedSamples, ...]
+    parts: tuple[le.LeasedSamples, ...]
     version: int
 
 
@@ -67,7 +51,7 @@ class Applied:
 class Contribution:
     worker: str
     step: int
-    parts: tuple[LeasedSamples, ...]
+    parts: tuple[le.LeasedSamples, ...]
     version: int
 
 
@@ -77,7 +61,7 @@ class Worker:
     def __init__(self, world: World, name: str, host: str) -> None:
         self.world, self.name, self.host = world, name, host
         self.alive, self.stalled_until = True, 0.0
-        self.leases: dict[LeaseAttempt, tuple[int, int, int]] = {}
+        self.leases: dict[le.LeaseAttempt, tuple[int, int, int]] = {}
         self.step = self.version = self.incarnation = 0
         self._turn = 0
         self.next(0.0)
@@ -104,19 +88,19 @@ class Worker:
         self.world.send(lambda: self.world.holder.ask(self, holds))
         self.next(2.0)
 
-    def told(self, incarnation: int, step: int, version: int, instructions: list[Instruction]) -> None:
+    def told(self, incarnation: int, step: int, version: int, instructions: list[le.Instruction]) -> None:
         """The holder's answer; an old one may do no harm."""
         if not self.alive or incarnation < self.incarnation:
             return
         self.incarnation = incarnation
         for instruction in instructions:
             match instruction:
-                case Grant():
+                case le.Grant():
                     place = (instruction.shard, instruction.start, instruction.stop)
                     self.leases[instruction.attempt] = place
-                case Revoke():
+                case le.Revoke():
                     self.leases.pop(instruction.attempt, None)
-                case RefuseParts(part=LeasedSamples() as part):
+                case le.RefuseParts(part=le.LeasedSamples() as part):
                     self.leases.pop(part.attempt, None)
                 case _:
                     pass
@@ -124,12 +108,12 @@ class Worker:
         self.next(0.1 if self.leases else 1.0)
 
     def _compute(self) -> None:
-        parts: list[LeasedSamples] = []
+        parts: list[le.LeasedSamples] = []
         left = self.world.batch
         for attempt in sorted(self.leases):
             shard, start, stop = self.leases[attempt]
             end = min(stop, start + left)
-            parts.append(LeasedSamples(shard, attempt, start, end))
+            parts.append(le.LeasedSamples(shard, attempt, start, end))
             left -= end - start
             if left == 0:
                 break
@@ -166,10 +150,10 @@ class Holder:
         self.world, self.ledger, self.applied = world, ledger, applied
         self.alive = True
         self._round: list[Contribution] = []
-        self._sealed: Proposed | None = None
+        self._sealed: le.Proposed | None = None
         self.latest = self._saved()
         self.checkpoint = (self.latest, len(applied))
-        self.log: list[Committed | BeginEpoch | Quarantined] = []
+        self.log: list[le.Committed | le.BeginEpoch | Quarantined] = []
         if ledger.ended is not None:
             world.check(ledger.ended, applied)
         self._every(world.random.uniform(1.0, 8.0), self.save)
@@ -179,18 +163,18 @@ class Holder:
     def version(self) -> int:
         return self.applied[-1].version if self.applied else 0
 
-    def handle(self, event: Event) -> list[Instruction]:
+    def handle(self, event: le.Event) -> list[le.Instruction]:
         try:
             instructions = self.ledger.handle(event)
         except (ValueError, KeyError, IndexError) as error:
             raise ViolationError(f"{event}: {error!r}") from error
         for instruction in instructions:
             match instruction:
-                case Found(finding=Quarantined() as finding):
+                case le.Found(finding=Quarantined() as finding):
                     self.log.append(finding)
-                case Found(finding=NotTheData() as finding):
+                case le.Found(finding=NotTheData() as finding):
                     raise ViolationError(finding.reason)
-                case EpochCommitted():
+                case le.EpochCommitted():
                     self.world.check(instruction, self.applied)
                 case _:
                     pass
@@ -198,10 +182,10 @@ class Holder:
 
     # ---- messages from workers -----------------------------------------------------------------------------
 
-    def ask(self, worker: Worker, holds: tuple[LeaseAttempt, ...]) -> None:
+    def ask(self, worker: Worker, holds: tuple[le.LeaseAttempt, ...]) -> None:
         if not self.alive:
             return
-        answer = self.handle(RequestSamples(worker.name, worker.host, holds))
+        answer = self.handle(le.RequestSamples(worker.name, worker.host, holds))
         self._tell(worker, answer)
         if worker.name in self.world.suspected:
             self.world.send(lambda: self.world.quit(worker))
@@ -218,9 +202,9 @@ class Holder:
 
     def lost(self, worker: str, cause: Cause) -> None:
         if self.alive:
-            self.handle(HolderLost(worker, cause))
+            self.handle(le.HolderLost(worker, cause))
 
-    def _tell(self, worker: Worker, instructions: list[Instruction]) -> None:
+    def _tell(self, worker: Worker, instructions: list[le.Instruction]) -> None:
         incarnation, step, version = self.ledger.incarnation, self.ledger.step, self.version
         self.world.send(lambda: worker.told(incarnation, step, version, instructions))
 
@@ -230,13 +214,13 @@ class Holder:
         contributions, self._round = self._round, []
         parts = [(part, each) for each in contributions for part in each.parts]
         while parts:
-            proposal = Proposed(self.ledger.step + 1, tuple(part for part, _ in parts))
+            proposal = le.Proposed(self.ledger.step + 1, tuple(part for part, _ in parts))
             answer = self.handle(proposal)
-            if answer == [ApplyParts(proposal.step, proposal.parts)]:
+            if answer == [le.ApplyParts(proposal.step, proposal.parts)]:
                 self._seal(proposal, [each for _, each in parts])
                 return
             for refusal in answer:
-                if not isinstance(refusal, RefuseParts) or refusal.part is None:
+                if not isinstance(refusal, le.RefuseParts) or refusal.part is None:
                     raise ViolationError(f"{proposal} is answered with {refusal}")
                 # of a part that came twice, the last is refused
                 at = max(place for place, (part, _) in enumerate(parts) if part == refusal.part)
@@ -245,14 +229,14 @@ class Holder:
                     self._tell(self.world.workers[each.worker], [refusal])
         self.world.refused += 1
 
-    def _seal(self, proposal: Proposed, contributions: list[Contribution]) -> None:
+    def _seal(self, proposal: le.Proposed, contributions: list[Contribution]) -> None:
         self._sealed = proposal
         for contribution in contributions:
             if contribution.version != self.version:
                 raise ViolationError(f"{contribution} was computed at other weights than {self.version}")
         self._later(self.world.random.uniform(0.05, 1.5), lambda: self._finish(proposal))
 
-    def _finish(self, proposal: Proposed) -> None:
+    def _finish(self, proposal: le.Proposed) -> None:
         committed = self._apply(proposal)
         for _ in range(1 + (self.world.random.random() < 0.1)):
             self.handle(committed)
@@ -261,11 +245,11 @@ class Holder:
             if worker.alive:
                 self._tell(worker, [])
 
-    def _apply(self, proposal: Proposed) -> Committed:
+    def _apply(self, proposal: le.Proposed) -> le.Committed:
         self._sealed = None
         self.world.versions += 1
         self.applied.append(Applied(proposal.step, self.ledger.epoch, proposal.parts, self.world.versions))
-        committed = Committed(proposal.step, proposal.parts)
+        committed = le.Committed(proposal.step, proposal.parts)
         self.log.append(committed)
         return committed
 
@@ -275,7 +259,7 @@ class Holder:
         if self.ledger.epoch + 1 == self.world.epochs:
             self.world.done = True
             return
-        begin = BeginEpoch(self.ledger.epoch + 1)
+        begin = le.BeginEpoch(self.ledger.epoch + 1)
         self.log.append(begin)
         self.handle(begin)
 
@@ -308,7 +292,7 @@ class Holder:
         ledger: type[ShardLedger],
         snapshot: dict[str, Any],
         applied: list[Applied],
-        log: list[Committed | BeginEpoch | Quarantined],
+        log: list[le.Committed | le.BeginEpoch | Quarantined],
     ) -> Holder:
         world = self.world
         world.incarnation += 1
@@ -400,7 +384,7 @@ class World:
 
     # ---- what happens to workers ---------------------------------------------------------------------------
 
-    def poisoned(self, part: LeasedSamples) -> bool:
+    def poisoned(self, part: le.LeasedSamples) -> bool:
         return any((part.shard, place) in self.poisons for place in range(part.start, part.stop))
 
     def poison(self, worker: Worker) -> None:
@@ -481,7 +465,7 @@ class World:
 
     # ---- laws ----------------------------------------------------------------------------------------------
 
-    def check(self, ended: EpochCommitted, applied: list[Applied]) -> None:
+    def check(self, ended: le.EpochCommitted, applied: list[Applied]) -> None:
         """At the end of an epoch: what is applied of it and of those before it."""
         self.ended = max(self.ended, ended.epoch + 1)
         reported = {

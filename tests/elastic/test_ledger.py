@@ -11,24 +11,7 @@ from typing import Any
 import pytest
 from ledger_simulation import ViolationError, World
 
-from scavenger.elastic.leases import (
-    ApplyParts,
-    BeginEpoch,
-    Committed,
-    EpochCommitted,
-    Found,
-    Grant,
-    HolderLost,
-    Instruction,
-    LeaseAttempt,
-    LeasedSamples,
-    Proposed,
-    RefuseParts,
-    RequestSamples,
-    Requeued,
-    Revoke,
-    Wait,
-)
+from scavenger.elastic import leases as le
 from scavenger.elastic.ledger import ShardLedger, ShardStatus
 from scavenger.elastic.order import epoch_order
 from scavenger.elastic.quarantine import (
@@ -71,7 +54,7 @@ def test_every_epoch_holds_each_sample_once_whatever_happens_when() -> None:
 class AcknowledgesByShard(ShardLedger):
     """Takes a part from whoever reads the shard, in whichever life."""
 
-    def _refusal(self, part: LeasedSamples, offsets: dict[int, int]) -> str | None:
+    def _refusal(self, part: le.LeasedSamples, offsets: dict[int, int]) -> str | None:
         lease = self._leases.get(part.shard)
         return super()._refusal(part if lease is None else part._replace(attempt=lease.attempt), offsets)
 
@@ -79,7 +62,7 @@ class AcknowledgesByShard(ShardLedger):
 class AcknowledgesByEnd(ShardLedger):
     """Commits up to where a part ends, without asking where it begins."""
 
-    def _refusal(self, part: LeasedSamples, offsets: dict[int, int]) -> str | None:
+    def _refusal(self, part: le.LeasedSamples, offsets: dict[int, int]) -> str | None:
         start = offsets.get(part.shard, self._offsets[part.shard])
         return super()._refusal(part._replace(start=start), offsets)
 
@@ -87,7 +70,7 @@ class AcknowledgesByEnd(ShardLedger):
 class AttemptsBeginAgain(ShardLedger):
     """Numbers the leases of a new holder like those of the old one."""
 
-    def _lease(self, event: RequestSamples) -> Instruction:
+    def _lease(self, event: le.RequestSamples) -> le.Instruction:
         self.incarnation, kept = 0, self.incarnation
         try:
             return super()._lease(event)
@@ -96,7 +79,7 @@ class AttemptsBeginAgain(ShardLedger):
 
 
 class RequeuesFromTheStart(ShardLedger):
-    def _requeue(self, shard: int) -> list[Instruction]:
+    def _requeue(self, shard: int) -> list[le.Instruction]:
         self._offsets[shard] = 0
         return super()._requeue(shard)
 
@@ -108,7 +91,7 @@ class DropsAfterThreeTries(ShardLedger):
         super().__init__(*args, **options)
         self.tries: Counter[int] = Counter()
 
-    def _requeue(self, shard: int) -> list[Instruction]:
+    def _requeue(self, shard: int) -> list[le.Instruction]:
         self.tries[shard] += 1
         if self.tries[shard] == 3:
             self._move(shard, self.sizes[shard])
@@ -142,21 +125,21 @@ def test_the_simulation_catches_a_broken_ledger(broken: dict[str, Any], known: i
 # ---- the ledger --------------------------------------------------------------------------------------------
 
 
-def _granted(ledger: ShardLedger, worker: str, *, host: str = "h0") -> Grant:
+def _granted(ledger: ShardLedger, worker: str, *, host: str = "h0") -> le.Grant:
     holds = tuple(lease.attempt for lease in ledger._leases.values() if lease.worker == worker)
-    [grant] = ledger.handle(RequestSamples(worker, host, holds))
-    assert isinstance(grant, Grant)
+    [grant] = ledger.handle(le.RequestSamples(worker, host, holds))
+    assert isinstance(grant, le.Grant)
     return grant
 
 
-def _part(grant: Grant, start: int, stop: int) -> LeasedSamples:
-    return LeasedSamples(grant.shard, grant.attempt, start, stop)
+def _part(grant: le.Grant, start: int, stop: int) -> le.LeasedSamples:
+    return le.LeasedSamples(grant.shard, grant.attempt, start, stop)
 
 
-def _step(ledger: ShardLedger, *parts: LeasedSamples) -> list[Instruction]:
+def _step(ledger: ShardLedger, *parts: le.LeasedSamples) -> list[le.Instruction]:
     step = ledger.step + 1
-    assert ledger.handle(Proposed(step, parts)) == [ApplyParts(step, parts)]
-    return ledger.handle(Committed(step, parts))
+    assert ledger.handle(le.Proposed(step, parts)) == [le.ApplyParts(step, parts)]
+    return ledger.handle(le.Committed(step, parts))
 
 
 def test_shards_are_leased_in_the_order_of_the_epoch_and_each_to_one_worker() -> None:
@@ -165,8 +148,8 @@ def test_shards_are_leased_in_the_order_of_the_epoch_and_each_to_one_worker() ->
     leased = [_granted(ledger, f"w{number % 3}").shard for number in range(20)]
 
     assert leased == list(epoch_order(7, 0, 20))
-    assert ledger.handle(RequestSamples("w9", "h0")) == [
-        Wait("w9", "what is left is leased, or to be tried elsewhere")
+    assert ledger.handle(le.RequestSamples("w9", "h0")) == [
+        le.Wait("w9", "what is left is leased, or to be tried elsewhere")
     ]
 
 
@@ -175,18 +158,18 @@ def test_a_lost_workers_shard_goes_on_where_the_last_applied_step_left_off() -> 
     grant = _granted(ledger, "w0")
     _step(ledger, _part(grant, 0, 4))
 
-    assert ledger.handle(HolderLost("w0", Cause.PREEMPTED))[-1] == Requeued(0, grant.attempt, 4)
+    assert ledger.handle(le.HolderLost("w0", Cause.PREEMPTED))[-1] == le.Requeued(0, grant.attempt, 4)
     assert ledger.state(0) is ShardStatus.FREE
-    assert replace(_granted(ledger, "w1"), attempt=grant.attempt) == Grant("w1", 0, grant.attempt, 4, 10)
+    assert replace(_granted(ledger, "w1"), attempt=grant.attempt) == le.Grant("w1", 0, grant.attempt, 4, 10)
 
 
 def test_a_grant_that_was_lost_is_given_again_and_an_attempt_held_in_vain_is_revoked() -> None:
     ledger = ShardLedger([10, 10], seed=0)
     grant = _granted(ledger, "w0")
-    stale = LeaseAttempt(0, 99)
+    stale = le.LeaseAttempt(0, 99)
 
-    assert ledger.handle(RequestSamples("w0", "h0")) == [grant]
-    assert ledger.handle(RequestSamples("w0", "h0", (stale,))) == [Revoke("w0", stale), grant]
+    assert ledger.handle(le.RequestSamples("w0", "h0")) == [grant]
+    assert ledger.handle(le.RequestSamples("w0", "h0", (stale,))) == [le.Revoke("w0", stale), grant]
 
 
 def test_one_bad_part_holds_a_step_back_and_changes_nothing() -> None:
@@ -197,12 +180,12 @@ def test_one_bad_part_holds_a_step_back_and_changes_nothing() -> None:
         _part(second, 1, 4),
         _part(second, 0, 11),
         _part(second, 0, 0),
-        second_hand := LeasedSamples(second.shard, first.attempt, 0, 4),
+        second_hand := le.LeasedSamples(second.shard, first.attempt, 0, 4),
     ):
-        assert [type(answer) for answer in ledger.handle(Proposed(1, (good, bad)))] == [RefuseParts]
-    assert ledger.handle(Proposed(1, (good, good, second_hand)))[0].part == good  # type: ignore[union-attr]
-    assert ledger.handle(Proposed(2, (good,)))[0].part is None  # type: ignore[union-attr]
-    assert ledger.handle(Proposed(1, ()))[0].part is None  # type: ignore[union-attr]
+        assert [type(answer) for answer in ledger.handle(le.Proposed(1, (good, bad)))] == [le.RefuseParts]
+    assert ledger.handle(le.Proposed(1, (good, good, second_hand)))[0].part == good  # type: ignore[union-attr]
+    assert ledger.handle(le.Proposed(2, (good,)))[0].part is None  # type: ignore[union-attr]
+    assert ledger.handle(le.Proposed(1, ()))[0].part is None  # type: ignore[union-attr]
 
     assert _step(ledger, good, _part(first, 4, 6)) == []
     assert ledger.offset(first.shard) == 6
@@ -212,14 +195,14 @@ def test_no_lease_ends_in_a_step_that_is_being_applied() -> None:
     ledger = ShardLedger([10], seed=0)
     grant = _granted(ledger, "w0")
     parts = (_part(grant, 0, 4),)
-    ledger.handle(Proposed(1, parts))
+    ledger.handle(le.Proposed(1, parts))
     assert ledger.state(0) is ShardStatus.SEALED
 
-    assert ledger.handle(HolderLost("w0", Cause.KILLED)) == []
-    assert ledger.handle(Proposed(1, parts)) == [ApplyParts(1, parts)]
-    assert ledger.handle(Proposed(1, (_part(grant, 0, 5),)))[0].part is None  # type: ignore[union-attr]
+    assert ledger.handle(le.HolderLost("w0", Cause.KILLED)) == []
+    assert ledger.handle(le.Proposed(1, parts)) == [le.ApplyParts(1, parts)]
+    assert ledger.handle(le.Proposed(1, (_part(grant, 0, 5),)))[0].part is None  # type: ignore[union-attr]
 
-    assert Requeued(0, grant.attempt, 4) in ledger.handle(Committed(1, parts))
+    assert le.Requeued(0, grant.attempt, 4) in ledger.handle(le.Committed(1, parts))
     assert ledger.offset(0) == 4
 
 
@@ -228,10 +211,10 @@ def test_a_step_is_committed_once_and_only_as_it_was_proposed() -> None:
     grant = _granted(ledger, "w0")
     _step(ledger, _part(grant, 0, 4))
 
-    assert ledger.handle(Committed(1, (_part(grant, 0, 4),))) == []
+    assert ledger.handle(le.Committed(1, (_part(grant, 0, 4),))) == []
     assert ledger.offset(0) == 4
     with pytest.raises(ValueError, match="was not to be applied"):
-        ledger.handle(Committed(2, (_part(grant, 4, 8),)))
+        ledger.handle(le.Committed(2, (_part(grant, 4, 8),)))
 
 
 def test_an_epoch_ends_with_its_last_sample_and_the_next_begins_in_another_order() -> None:
@@ -239,13 +222,13 @@ def test_an_epoch_ends_with_its_last_sample_and_the_next_begins_in_another_order
     first = _granted(ledger, "w0")
     assert _step(ledger, _part(first, 0, first.stop)) == []
     with pytest.raises(ValueError, match="under way"):
-        ledger.handle(BeginEpoch(1))
+        ledger.handle(le.BeginEpoch(1))
     second = _granted(ledger, "w0")
 
-    assert _step(ledger, _part(second, 0, second.stop)) == [EpochCommitted(0, 2, ())]
+    assert _step(ledger, _part(second, 0, second.stop)) == [le.EpochCommitted(0, 2, ())]
     assert {ledger.state(shard) for shard in range(3)} == {ShardStatus.COMMITTED}
-    assert ledger.handle(RequestSamples("w0", "h0")) == [Wait("w0", "the epoch is over")]
-    assert ledger.handle(BeginEpoch(1)) == ledger.handle(BeginEpoch(1)) == []
+    assert ledger.handle(le.RequestSamples("w0", "h0")) == [le.Wait("w0", "the epoch is over")]
+    assert ledger.handle(le.BeginEpoch(1)) == ledger.handle(le.BeginEpoch(1)) == []
     assert ledger.epoch == 1
     assert _granted(ledger, "w0").shard == next(int(s) for s in epoch_order(1, 1, 3) if s != 1)
 
@@ -253,41 +236,41 @@ def test_an_epoch_ends_with_its_last_sample_and_the_next_begins_in_another_order
 def test_one_taken_for_lost_is_granted_nothing_any_more() -> None:
     ledger = ShardLedger([10], seed=0)
     grant = _granted(ledger, "w0")
-    ledger.handle(HolderLost("w0", Cause.SILENT))
+    ledger.handle(le.HolderLost("w0", Cause.SILENT))
 
-    assert ledger.handle(RequestSamples("w0", "h0", (grant.attempt,))) == [Revoke("w0", grant.attempt)]
-    assert ledger.handle(RequestSamples("w0", "h0")) == [Wait("w0", "taken for lost")]
+    assert ledger.handle(le.RequestSamples("w0", "h0", (grant.attempt,))) == [le.Revoke("w0", grant.attempt)]
+    assert ledger.handle(le.RequestSamples("w0", "h0")) == [le.Wait("w0", "taken for lost")]
 
 
 def test_a_poisoned_sample_is_found_left_out_and_told_of_and_the_rest_is_trained_on() -> None:
     ledger = ShardLedger([16, 100], seed=0)
     poison, deaths, seen = (0, 11), 0, Counter[tuple[int, int]]()
-    ended: list[EpochCommitted] = []
+    ended: list[le.EpochCommitted] = []
     found: list[Any] = []
 
     while not ended:
         worker = f"w{deaths}"
-        [grant] = ledger.handle(RequestSamples(worker, f"h{deaths % 2}"))
-        if isinstance(grant, Wait):  # this host has told all it can: another one tries
+        [grant] = ledger.handle(le.RequestSamples(worker, f"h{deaths % 2}"))
+        if isinstance(grant, le.Wait):  # this host has told all it can: another one tries
             deaths += 1
             continue
-        assert isinstance(grant, Grant)
+        assert isinstance(grant, le.Grant)
         places = [(grant.shard, place) for place in range(grant.start, grant.stop)]
         if poison in places:
             deaths += 1
-            answer = ledger.handle(HolderLost(worker, Cause.CRASHED))
-            found += [each.finding for each in answer if isinstance(each, Found)]
+            answer = ledger.handle(le.HolderLost(worker, Cause.CRASHED))
+            found += [each.finding for each in answer if isinstance(each, le.Found)]
         else:
             seen.update(places)
             answer = _step(ledger, _part(grant, grant.start, grant.stop))
-        ended = [each for each in answer if isinstance(each, EpochCommitted)]
+        ended = [each for each in answer if isinstance(each, le.EpochCommitted)]
 
     assert seen == Counter(
         (s, p) for s, size in enumerate([16, 100]) for p in range(size) if (s, p) != poison
     )
     assert [type(finding) for finding in found[:3]] == [Suspected, Suspected, Split]
     assert found[-1] == Quarantined(SampleRange(0, 11, 12), found[-1].reason)
-    assert ended == [EpochCommitted(0, ledger.step, (found[-1],))]
+    assert ended == [le.EpochCommitted(0, ledger.step, (found[-1],))]
     assert not ended[0].whole
     assert len(found) <= 2 * 3 + math.log2(16)
 
@@ -298,9 +281,9 @@ def test_the_third_try_is_on_another_host_where_there_is_one() -> None:
     shard = next(shard for shard in (0, 1) if ledger.state(shard) is ShardStatus.FREE)
     for worker in ("w0", "w1"):
         assert _granted(ledger, worker, host="a").shard == shard
-        ledger.handle(HolderLost(worker, Cause.CRASHED))
+        ledger.handle(le.HolderLost(worker, Cause.CRASHED))
 
-    assert isinstance(ledger.handle(RequestSamples("w2", "a"))[0], Wait)
+    assert isinstance(ledger.handle(le.RequestSamples("w2", "a"))[0], le.Wait)
     assert _granted(ledger, "w3", host="b").shard == shard
 
 
@@ -308,21 +291,21 @@ def test_of_two_shards_that_a_dead_worker_had_each_is_tried_alone() -> None:
     ledger = ShardLedger([4, 4, 4], seed=0)
     first, second = _granted(ledger, "w0"), _granted(ledger, "w0")
 
-    answer = ledger.handle(HolderLost("w0", Cause.CRASHED))
+    answer = ledger.handle(le.HolderLost("w0", Cause.CRASHED))
 
-    found = [each.finding for each in answer if isinstance(each, Found)]
+    found = [each.finding for each in answer if isinstance(each, le.Found)]
     assert [(type(finding), finding.piece.scope) for finding in found] == [  # type: ignore[union-attr]
         (Suspected, first.shard),
         (Suspected, second.shard),
     ]
     alone = _granted(ledger, "w1")
     assert alone.shard in (first.shard, second.shard)
-    assert isinstance(ledger.handle(RequestSamples("w1", "h0", (alone.attempt,)))[0], Wait)
+    assert isinstance(ledger.handle(le.RequestSamples("w1", "h0", (alone.attempt,)))[0], le.Wait)
     third = _granted(ledger, "w2").shard
     assert third in (first.shard, second.shard)
     other = _granted(ledger, "w3")
-    ledger.handle(HolderLost("w2", Cause.EVICTED))
-    assert isinstance(ledger.handle(RequestSamples("w3", "h0", (other.attempt,)))[0], Wait)
+    ledger.handle(le.HolderLost("w2", Cause.EVICTED))
+    assert isinstance(ledger.handle(le.RequestSamples("w3", "h0", (other.attempt,)))[0], le.Wait)
     assert _granted(ledger, "w4").shard == third
 
 
@@ -346,7 +329,7 @@ def test_a_new_holder_goes_on_from_the_snapshot_and_refuses_the_leases_of_the_ol
     again = _granted(restored, "w1")
     assert (again.shard, again.start) == (grant.shard, 4)
     assert again.attempt > grant.attempt
-    assert isinstance(restored.handle(Proposed(2, (_part(grant, 4, 6),)))[0], RefuseParts)
+    assert isinstance(restored.handle(le.Proposed(2, (_part(grant, 4, 6),)))[0], le.RefuseParts)
 
 
 def test_a_new_holder_is_told_what_was_applied_since_the_snapshot() -> None:
@@ -355,9 +338,9 @@ def test_a_new_holder_is_told_what_was_applied_since_the_snapshot() -> None:
     log: list[Any] = []
     for _ in range(2):
         grant = _granted(ledger, "w0")
-        log.append(Committed(ledger.step + 1, (_part(grant, 0, grant.stop),)))
+        log.append(le.Committed(ledger.step + 1, (_part(grant, 0, grant.stop),)))
         _step(ledger, *log[-1].parts)
-    log += [BeginEpoch(1), Quarantined(SampleRange(1, 0, 1), "found by the old holder")]
+    log += [le.BeginEpoch(1), Quarantined(SampleRange(1, 0, 1), "found by the old holder")]
 
     restored = ShardLedger.restore(snapshot, incarnation=1, log=log)
 

@@ -7,21 +7,11 @@ from collections import defaultdict
 
 import pytest
 
+from scavenger.elastic import steps as st
 from scavenger.elastic.barrier import Barrier
 from scavenger.elastic.pieces import Pieces
 from scavenger.elastic.quarantine import DEATHS_MIN, Cause, Suspects
 from scavenger.elastic.quarantine import SampleRange as Suspected
-from scavenger.elastic.steps import (
-    Announce,
-    Applied,
-    Apply,
-    Contribution,
-    Death,
-    Instruction,
-    Proceed,
-    QuarantineSamples,
-    Tick,
-)
 from scavenger.elastic.view import SLOTS_PER_WORKER, Member, Piece, Share
 
 SIZE = 40
@@ -43,31 +33,31 @@ def test_pieces_are_ordered_at_once_or_one_by_one_for_each_worker() -> None:
     assert pieces.open == pieces.outstanding
 
 
-def announce(number: int, *workers: int, batch: int, died: str = "") -> Announce:
+def announce(number: int, *workers: int, batch: int, died: str = "") -> st.Announce:
     members = tuple(Member(f"w{i}", i * SLOTS_PER_WORKER) for i in workers)
-    deaths = (Death(died, "h0", Cause.CRASHED),) if died else ()
-    return Announce(number, members, batch, lost=(died,) if died else (), deaths=deaths)
+    deaths = (st.Death(died, "h0", Cause.CRASHED),) if died else ()
+    return st.Announce(number, members, batch, lost=(died,) if died else (), deaths=deaths)
 
 
-def ordered(instructions: list[Instruction]) -> list[tuple[str, int, int]]:
+def ordered(instructions: list[st.Instruction]) -> list[tuple[str, int, int]]:
     return [
         (piece.worker, piece.share.start, piece.share.stop)
         for order in instructions
-        if isinstance(order, Proceed)
+        if isinstance(order, st.Proceed)
         for piece in order.pieces
     ]
 
 
-def result_of(barrier: Barrier, worker: str) -> list[Instruction]:
+def result_of(barrier: Barrier, worker: str) -> list[st.Instruction]:
     """The result of the piece that is asked for again arrives."""
     assert barrier.view is not None
     [number] = [
         piece.number
-        for order in barrier.handle(Tick())
-        if isinstance(order, Proceed) and order.worker == worker
+        for order in barrier.handle(st.Tick())
+        if isinstance(order, st.Proceed) and order.worker == worker
         for piece in order.pieces
     ]
-    return barrier.handle(Contribution(worker, barrier.view.number, barrier.step + 1, number))
+    return barrier.handle(st.Contribution(worker, barrier.view.number, barrier.step + 1, number))
 
 
 def two_workers() -> tuple[Barrier, Suspects]:
@@ -82,7 +72,7 @@ def test_a_suspected_piece_is_ordered_when_its_worker_has_no_other_left() -> Non
 
     assert ordered(barrier.handle(announce(2, 0, batch=8, died="w1"))) == []
     assert barrier.missing == ("w0",)
-    assert ordered(barrier.handle(Tick())) == [("w0", 0, 4)]
+    assert ordered(barrier.handle(st.Tick())) == [("w0", 0, 4)]
     assert ordered(result_of(barrier, "w0")) == [("w0", 4, 8)]
     assert suspects.suspected == (Suspected(0, 4, 8),)
 
@@ -103,7 +93,7 @@ def test_what_waited_is_ordered_once_nothing_is_suspected() -> None:
     barrier.handle(announce(3, 2, batch=8, died="w0"))
 
     assert ordered(result_of(barrier, "w2")) == [("w2", 4, 8)]
-    assert [type(each) for each in result_of(barrier, "w2")] == [Apply]
+    assert [type(each) for each in result_of(barrier, "w2")] == [st.Apply]
 
 
 def test_who_died_of_one_of_several_pieces_is_evidence_against_none() -> None:
@@ -111,7 +101,7 @@ def test_who_died_of_one_of_several_pieces_is_evidence_against_none() -> None:
     barrier = Barrier(SIZE, suspects=suspects)
     barrier.handle(announce(1, 0, 1, batch=8))
     # w1 was taken by the cloud: nothing is suspected, and w0 gets its piece beside its own
-    taken = Announce(2, (Member("w0", 0),), 8, lost=("w1",))
+    taken = st.Announce(2, (Member("w0", 0),), 8, lost=("w1",))
     assert ordered(barrier.handle(taken)) == [("w0", 4, 8)]
 
     barrier.handle(announce(3, 2, batch=8, died="w0"))
@@ -137,18 +127,18 @@ def test_the_one_sample_that_kills_is_found_though_results_are_lost_with_their_w
 
     while barrier.position.epoch == 0 and barrier.phase.value in ("step", "apply"):
         for each in todo:
-            if isinstance(each, Proceed):
+            if isinstance(each, st.Proceed):
                 inbox[each.worker] += each.pieces
-            elif isinstance(each, QuarantineSamples):
+            elif isinstance(each, st.QuarantineSamples):
                 found.append(each.piece)
-        if applied := [each for each in todo if isinstance(each, Apply)]:
-            todo = barrier.handle(Applied(applied[0].plan.step))
+        if applied := [each for each in todo if isinstance(each, st.Apply)]:
+            todo = barrier.handle(st.Applied(applied[0].plan.step))
             continue
         todo = []
         busy = [worker for worker in inbox if inbox[worker]]
         if sent and (not busy or draw.random() < 0.5):
             worker, view, piece = sent.pop(draw.randrange(len(sent)))
-            todo = barrier.handle(Contribution(worker, view, barrier.step + 1, piece))
+            todo = barrier.handle(st.Contribution(worker, view, barrier.step + 1, piece))
         else:
             assert barrier.view is not None
             worker = draw.choice(busy)

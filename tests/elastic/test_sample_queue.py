@@ -8,36 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.elastic.leases import (
-    ApplyParts,
-    BeginEpoch,
-    Committed,
-    EpochCommitted,
-    Found,
-    Grant,
-    HolderLost,
-    LeasedSamples,
-    Proposed,
-    RefuseParts,
-    RequestSamples,
-    Wait,
-)
+from scavenger.elastic import leases as le
 from scavenger.elastic.quarantine import DEATHS_MIN, Cause, NotTheData
 from scavenger.elastic.sample_queue import SampleQueue
 
 
-def _ask(queue: SampleQueue, worker: str) -> Grant | Wait:
-    [answer] = queue.handle(RequestSamples(worker, "h0"))
-    assert isinstance(answer, Grant | Wait)
+def _ask(queue: SampleQueue, worker: str) -> le.Grant | le.Wait:
+    [answer] = queue.handle(le.RequestSamples(worker, "h0"))
+    assert isinstance(answer, le.Grant | le.Wait)
     return answer
 
 
 def _step(queue: SampleQueue, members: list[str]) -> list[tuple[int, int]]:
     """Have the members read and apply a step; returns what each read."""
-    grants = [grant for member in members if isinstance(grant := _ask(queue, member), Grant)]
-    parts = tuple(LeasedSamples(one.shard, one.attempt, one.start, one.stop) for one in grants)
-    assert queue.handle(Proposed(queue.step + 1, parts)) == [ApplyParts(queue.step + 1, parts)]
-    queue.handle(Committed(queue.step + 1, parts))
+    grants = [grant for member in members if isinstance(grant := _ask(queue, member), le.Grant)]
+    parts = tuple(le.LeasedSamples(one.shard, one.attempt, one.start, one.stop) for one in grants)
+    assert queue.handle(le.Proposed(queue.step + 1, parts)) == [le.ApplyParts(queue.step + 1, parts)]
+    queue.handle(le.Committed(queue.step + 1, parts))
     return [(one.start, one.stop) for one in grants]
 
 
@@ -68,25 +55,25 @@ def test_no_rest_of_one_sample_is_left_where_a_share_can_be_smaller() -> None:
 
     assert _step(queue, ["a", "b"]) == [(0, 4), (4, 7)]
     assert _step(queue, ["a", "b"]) == [(7, 9)]
-    assert queue.ended == EpochCommitted(0, 2, ())
+    assert queue.ended == le.EpochCommitted(0, 2, ())
 
 
 def test_what_a_lost_worker_had_is_read_next_and_its_own_part_is_refused() -> None:
     queue = SampleQueue(12, 0)
     queue.divide([("a", 2), ("b", 2)])
     first, lost = _ask(queue, "a"), _ask(queue, "b")
-    assert isinstance(first, Grant)
-    assert isinstance(lost, Grant)
+    assert isinstance(first, le.Grant)
+    assert isinstance(lost, le.Grant)
 
-    queue.handle(HolderLost("b", Cause.KILLED))
+    queue.handle(le.HolderLost("b", Cause.KILLED))
 
-    late = LeasedSamples(lost.shard, lost.attempt, lost.start, lost.stop)
-    mine = LeasedSamples(first.shard, first.attempt, first.start, first.stop)
-    assert queue.handle(Proposed(1, (mine, late))) == [RefuseParts(late, "the lease has ended")]
-    assert queue.handle(Proposed(1, (mine,))) == [ApplyParts(1, (mine,))]
-    queue.handle(Committed(1, (mine,)))
+    late = le.LeasedSamples(lost.shard, lost.attempt, lost.start, lost.stop)
+    mine = le.LeasedSamples(first.shard, first.attempt, first.start, first.stop)
+    assert queue.handle(le.Proposed(1, (mine, late))) == [le.RefuseParts(late, "the lease has ended")]
+    assert queue.handle(le.Proposed(1, (mine,))) == [le.ApplyParts(1, (mine,))]
+    queue.handle(le.Committed(1, (mine,)))
     assert _step(queue, ["a"]) == [(2, 4)]
-    assert isinstance(_ask(queue, "b"), Wait)
+    assert isinstance(_ask(queue, "b"), le.Wait)
 
 
 def test_an_epoch_goes_on_from_its_snapshot_with_what_was_left() -> None:
@@ -100,7 +87,7 @@ def test_an_epoch_goes_on_from_its_snapshot_with_what_was_left() -> None:
     again.divide([("c", 10)])
     assert _step(again, ["c"]) == [(6, 10)]
     assert again.over
-    again.handle(BeginEpoch(1))
+    again.handle(le.BeginEpoch(1))
     assert _step(again, ["c"]) == [(0, 10)]
     with pytest.raises(ValueError, match="is not new"):
         SampleQueue.restore(again.snapshot(), incarnation=1)
@@ -113,7 +100,7 @@ def test_samples_that_end_every_worker_end_the_job() -> None:
     for number in range(DEATHS_MIN):
         queue.divide([(f"w{number}", 4)])
         _ask(queue, f"w{number}")
-        found = queue.handle(HolderLost(f"w{number}", Cause.CRASHED))
+        found = queue.handle(le.HolderLost(f"w{number}", Cause.CRASHED))
 
-    assert isinstance(found[-1], Found)
+    assert isinstance(found[-1], le.Found)
     assert isinstance(found[-1].finding, NotTheData)

@@ -7,113 +7,106 @@ from dataclasses import replace
 import pytest
 from sums_simulation import SumsWorld, ViolationError
 
-from scavenger.elastic.sum_events import (
-    Action,
-    Add,
-    Answered,
-    BucketArrived,
-    Drop,
-    FetchBuckets,
-    Keep,
-    ListSummed,
-    NothingArrived,
-    PieceList,
-    PieceOffered,
-    Term,
-)
+from scavenger.elastic import sum_events as se
 from scavenger.elastic.sums import Sums, unasked
 
-A, B = Term(1, "w0", 3), Term(2, "w1", 5)
-LIST = PieceList(1, 1, 1, (A, B))
+A, B = se.Term(1, "w0", 3), se.Term(2, "w1", 5)
+LIST = se.PieceList(1, 1, 1, (A, B))
 
 
 def test_what_waits_for_its_turn_is_kept_and_added_in_the_order_of_the_list() -> None:
     sums = Sums([4], 100)
     assert sums.handle(LIST) == []
-    assert sums.handle(PieceOffered("w1", 2)) == [FetchBuckets("w1", 2, 1, (0,))]
-    assert sums.handle(BucketArrived("w1", 2, 0)) == [Keep(2, 0)]
+    assert sums.handle(se.PieceOffered("w1", 2)) == [se.FetchBuckets("w1", 2, 1, (0,))]
+    assert sums.handle(se.BucketArrived("w1", 2, 0)) == [se.Keep(2, 0)]
     assert sums.awaited == ("w0", "w1")
-    assert sums.handle(PieceOffered("w0", 1)) == [FetchBuckets("w0", 1, 2, (0,))]
-    assert sums.handle(BucketArrived("w0", 1, 0)) == [Add(1, 0, 0), Add(2, 0, 1), ListSummed(LIST)]
-    assert sums.handle(BucketArrived("w0", 1, 0)) == []
-    assert sums.handle(LIST) == [ListSummed(LIST)], "a repeated list is answered again"
+    assert sums.handle(se.PieceOffered("w0", 1)) == [se.FetchBuckets("w0", 1, 2, (0,))]
+    assert sums.handle(se.BucketArrived("w0", 1, 0)) == [
+        se.Add(1, 0, 0),
+        se.Add(2, 0, 1),
+        se.ListSummed(LIST),
+    ]
+    assert sums.handle(se.BucketArrived("w0", 1, 0)) == []
+    assert sums.handle(LIST) == [se.ListSummed(LIST)], "a repeated list is answered again"
     assert (sums.used_bytes, sums.awaited) == (0, ())
 
 
 def test_a_piece_in_the_own_memory_is_added_without_being_asked_for() -> None:
     sums = Sums([4, 4], 100)
     sums.handle(LIST)
-    assert sums.handle(PieceOffered("w0", 1, own=True)) == [Add(1, 0, 0), Add(1, 1, 0)]
-    assert sums.handle(PieceOffered("w1", 2)) == [FetchBuckets("w1", 2, 1, (0, 1))]
+    assert sums.handle(se.PieceOffered("w0", 1, own=True)) == [se.Add(1, 0, 0), se.Add(1, 1, 0)]
+    assert sums.handle(se.PieceOffered("w1", 2)) == [se.FetchBuckets("w1", 2, 1, (0, 1))]
 
 
 def test_one_bucket_in_turn_is_asked_for_however_small_the_budget_is() -> None:
     sums = Sums([4, 4], 1)
     sums.handle(LIST)
-    assert sums.handle(PieceOffered("w1", 2)) == [], "it would have to wait for another"
-    assert sums.handle(PieceOffered("w0", 1)) == [FetchBuckets("w0", 1, 1, (0,))]
-    assert sums.handle(BucketArrived("w0", 1, 0)) == [Add(1, 0, 0), FetchBuckets("w1", 2, 2, (0,))]
+    assert sums.handle(se.PieceOffered("w1", 2)) == [], "it would have to wait for another"
+    assert sums.handle(se.PieceOffered("w0", 1)) == [se.FetchBuckets("w0", 1, 1, (0,))]
+    assert sums.handle(se.BucketArrived("w0", 1, 0)) == [se.Add(1, 0, 0), se.FetchBuckets("w1", 2, 2, (0,))]
 
 
 def test_what_an_answer_overtook_was_lost_and_only_that_is_asked_for_again() -> None:
     sums = Sums([4, 4, 4], 100)
-    sums.handle(PieceList(1, 1, 1, (A,)))
-    assert sums.handle(PieceOffered("w0", 1)) == [FetchBuckets("w0", 1, 1, (0, 1, 2))]
-    sums.handle(BucketArrived("w0", 1, 1))
-    assert sums.handle(NothingArrived()) == [FetchBuckets("w0", 1, 2, ())], (
+    sums.handle(se.PieceList(1, 1, 1, (A,)))
+    assert sums.handle(se.PieceOffered("w0", 1)) == [se.FetchBuckets("w0", 1, 1, (0, 1, 2))]
+    sums.handle(se.BucketArrived("w0", 1, 1))
+    assert sums.handle(se.NothingArrived()) == [se.FetchBuckets("w0", 1, 2, ())], (
         "no payload is asked for that may be on its way"
     )
-    assert sums.handle(Answered("w1", 1, 2)) == [], "of another worker"
-    assert sums.handle(Answered("w0", 1, 2)) == [FetchBuckets("w0", 1, 3, (0, 2))]
-    assert sums.handle(Answered("w0", 1, 2)) == []
+    assert sums.handle(se.Answered("w1", 1, 2)) == [], "of another worker"
+    assert sums.handle(se.Answered("w0", 1, 2)) == [se.FetchBuckets("w0", 1, 3, (0, 2))]
+    assert sums.handle(se.Answered("w0", 1, 2)) == []
 
 
 def test_the_first_buckets_come_without_being_asked_for() -> None:
     assert unasked([4, 4, 4], 40, 2) == 2
     assert unasked([4, 4, 4], 40, 9) == 0
     sums = Sums([4, 4, 4], 40)
-    sums.handle(BucketArrived("w0", 1, 0))  # before the list
-    sums.handle(PieceList(1, 1, 1, (replace(A, unasked=2), replace(B, unasked=2))))
+    sums.handle(se.BucketArrived("w0", 1, 0))  # before the list
+    sums.handle(se.PieceList(1, 1, 1, (replace(A, unasked=2), replace(B, unasked=2))))
     assert sums.used_bytes == 12
-    sums.handle(BucketArrived("w1", 2, 0))
-    assert sums.handle(PieceOffered("w1", 2)) == [FetchBuckets("w1", 2, 1, (1, 2))], "the second one was lost"
+    sums.handle(se.BucketArrived("w1", 2, 0))
+    assert sums.handle(se.PieceOffered("w1", 2)) == [se.FetchBuckets("w1", 2, 1, (1, 2))], (
+        "the second one was lost"
+    )
 
 
 def test_a_new_list_keeps_the_sums_that_begin_it_and_what_waits_for_it() -> None:
     sums = Sums([4, 4], 100)
     sums.handle(LIST)
-    sums.handle(PieceOffered("w0", 1))
-    sums.handle(PieceOffered("w1", 2))
-    sums.handle(BucketArrived("w0", 1, 0))
-    sums.handle(BucketArrived("w0", 1, 1))
-    sums.handle(BucketArrived("w1", 2, 1))
-    again = PieceList(1, 1, 2, (A, Term(3, "w2", 2), Term(4, "w0", 3)))
+    sums.handle(se.PieceOffered("w0", 1))
+    sums.handle(se.PieceOffered("w1", 2))
+    sums.handle(se.BucketArrived("w0", 1, 0))
+    sums.handle(se.BucketArrived("w0", 1, 1))
+    sums.handle(se.BucketArrived("w1", 2, 1))
+    again = se.PieceList(1, 1, 2, (A, se.Term(3, "w2", 2), se.Term(4, "w0", 3)))
 
-    assert sums.handle(again) == [FetchBuckets("w0", 1, 3, (1,))], (
+    assert sums.handle(again) == [se.FetchBuckets("w0", 1, 3, (1,))], (
         "the second bucket had a piece that is lost"
     )
-    assert sums.handle(BucketArrived("w1", 2, 0)) == []
+    assert sums.handle(se.BucketArrived("w1", 2, 0)) == []
     assert sums.handle(LIST) == [], "an outdated list"
-    heavier = PieceList(1, 1, 3, (A, Term(3, "w2", 9)))
-    assert sums.handle(heavier) == [FetchBuckets("w0", 1, 4, (0,))], "the weights are others"
-    third = PieceList(2, 1, 1, (Term(5, "w0", 1),))
-    assert sums.handle(BucketArrived("w2", 3, 0)) == [Keep(3, 0)]
-    assert sums.handle(third) == [Drop(3, 0)]
+    heavier = se.PieceList(1, 1, 3, (A, se.Term(3, "w2", 9)))
+    assert sums.handle(heavier) == [se.FetchBuckets("w0", 1, 4, (0,))], "the weights are others"
+    third = se.PieceList(2, 1, 1, (se.Term(5, "w0", 1),))
+    assert sums.handle(se.BucketArrived("w2", 3, 0)) == [se.Keep(3, 0)]
+    assert sums.handle(third) == [se.Drop(3, 0)]
 
 
 class CountsTwice(Sums):
     """Adds what arrives again."""
 
-    def _arrived(self, event: BucketArrived) -> list[Action]:
+    def _arrived(self, event: se.BucketArrived) -> list[se.Action]:
         if self._is_added(event.piece, event.bucket):
-            return [Add(event.piece, event.bucket, self._positions[event.piece])]
+            return [se.Add(event.piece, event.bucket, self._positions[event.piece])]
         return super()._arrived(event)
 
 
 class AsItComes(Sums):
     """Adds whatever arrives, in the order of arrival."""
 
-    def _arrived(self, event: BucketArrived) -> list[Action]:
+    def _arrived(self, event: se.BucketArrived) -> list[se.Action]:
         position = self._positions.get(event.piece)
         if position is None or self._added[event.bucket] > position or self.formed:
             return super()._arrived(event)
@@ -122,13 +115,13 @@ class AsItComes(Sums):
             return super()._arrived(event)
         self.used_bytes -= self._sizes[event.bucket]
         self._step_on(event.bucket)
-        return [Add(event.piece, event.bucket, position), *self._go_on(changed=True)]
+        return [se.Add(event.piece, event.bucket, position), *self._go_on(changed=True)]
 
 
 class KeepsEverySum(Sums):
     """Goes on with the sums that it has when pieces are given to others."""
 
-    def _keep_sums(self, before: PieceList | None, now: PieceList) -> None:
+    def _keep_sums(self, before: se.PieceList | None, now: se.PieceList) -> None:
         added = list(self._added)
         super()._keep_sums(before, now)
         if before is not None and before.step == now.step:
@@ -148,7 +141,7 @@ class AsksForAll(Sums):
 class NeverMissesAnything(Sums):
     """Trusts that what was asked for arrives."""
 
-    def _lose(self, piece: int, question: int) -> list[Action]:
+    def _lose(self, piece: int, question: int) -> list[se.Action]:
         return self._go_on()
 
 
@@ -162,7 +155,7 @@ class NoExceptions(Sums):
 class AsksAgainAtOnce(Sums):
     """Asks again for what may be on its way."""
 
-    def _tick(self) -> list[Action]:
+    def _tick(self) -> list[se.Action]:
         for piece in list(self._asked):
             self._lose(piece, self._questions)
         return super()._tick()
@@ -171,8 +164,8 @@ class AsksAgainAtOnce(Sums):
 class ForgetsToFree(Sums):
     """Keeps what was kept of pieces that are given to others."""
 
-    def _forget_pieces(self) -> list[Action]:
-        return [action for action in super()._forget_pieces() if not isinstance(action, Drop)]
+    def _forget_pieces(self) -> list[se.Action]:
+        return [action for action in super()._forget_pieces() if not isinstance(action, se.Drop)]
 
 
 @pytest.mark.parametrize("block", range(4))

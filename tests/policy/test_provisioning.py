@@ -24,21 +24,7 @@ from scavenger.domain.intent import (
     VmSlot,
 )
 from scavenger.domain.vm import VmRequest, VmSeen
-from scavenger.policy.provisioning.actions import (
-    Action,
-    Adopt,
-    Alarm,
-    Create,
-    Drain,
-    ExtendLife,
-    Listing,
-    MarkGone,
-    PollVm,
-    Quarantine,
-    Retry,
-    Sweep,
-    Terminate,
-)
+from scavenger.policy.provisioning import actions as act
 from scavenger.policy.provisioning.config import Backoff, LookLimits, ProvisioningConfig, VmLimits
 from scavenger.policy.provisioning.decider import DENIED, THROTTLE, decide, ending_of
 from scavenger.policy.provisioning.memory import Memory
@@ -106,7 +92,7 @@ class Scene:
         self.situation = RegionSnapshot(intents=intents, **(given | more))
         self.config, self.memory, self.now_s = config, Memory(), 0.0
 
-    def look(self, listed: Iterable[VmSeen] | None = None, *, after_s: float = 0.0) -> tuple[Action, ...]:
+    def look(self, listed: Iterable[VmSeen] | None = None, *, after_s: float = 0.0) -> tuple[act.Action, ...]:
         """So many attended seconds after the look before."""
         steps = max(1, round(after_s / CONFIG.look.interval_s))
         for _ in range(steps):
@@ -114,7 +100,7 @@ class Scene:
             self.memory.attend(self.now_s, self.config.gap_max_s)
             pulse = IntentHistory(**{**_fields(self.situation.past["job"]), "pulse": str(self.now_s)})
             self.situation = replace(self.situation, past={"job": pulse})
-            listing = None if listed is None else Listing(tuple(listed), self.memory.attended_s)
+            listing = None if listed is None else act.Listing(tuple(listed), self.memory.attended_s)
             self.memory.note(self.situation, listing)
         return decide(
             self.situation, listing, self.memory, self.config, owner=OWNER, now_s=self.now_s, rng=Random(1)
@@ -128,37 +114,40 @@ def _fields(one: Any) -> dict[str, Any]:
     return {name: getattr(one, name) for name in type(one).__dataclass_fields__}
 
 
-def kinds(actions: Iterable[Action]) -> list[str]:
+def kinds(actions: Iterable[act.Action]) -> list[str]:
     return [type(action).__name__ for action in actions]
 
 
-def only(actions: Iterable[Action], kind: type[Any]) -> list[Any]:
+def only(actions: Iterable[act.Action], kind: type[Any]) -> list[Any]:
     return [action for action in actions if isinstance(action, kind)]
 
 
 class TestCreating:
     def test_each_vacant_slot_gets_an_intent_in_the_first_place_that_is_open(self) -> None:
-        created = [one.intent for one in only(Scene().look(), Create)]
+        created = [one.intent for one in only(Scene().look(), act.Create)]
 
         assert [(one.slot, one.generation, one.option) for one in created] == [(0, 0, A), (1, 0, A)]
         assert all(one.id == one.request.tags.token and one.request.tags.owner == OWNER for one in created)
         assert len({one.id for one in created}) == 2
 
     def test_the_reservation_is_the_price_times_the_time_to_drain(self) -> None:
-        (first, _) = only(Scene().look(), Create)
+        (first, _) = only(Scene().look(), act.Create)
 
         assert first.intent.charges.reserved_usd == pytest.approx(
             0.36 * CONFIG.reserved_s(WANTED.drain_s) / 3600
         )
 
     def test_a_spot_vm_may_cost_what_is_metered_and_no_more(self) -> None:
-        assert [one.intent.request.usd_per_hour_max for one in only(Scene().look(), Create)] == [0.36, 0.36]
-        on_demand = only(Scene(fleets=(replace(WANTED, options=(B,)),)).look(), Create)
+        assert [one.intent.request.usd_per_hour_max for one in only(Scene().look(), act.Create)] == [
+            0.36,
+            0.36,
+        ]
+        on_demand = only(Scene(fleets=(replace(WANTED, options=(B,)),)).look(), act.Create)
         assert [one.intent.request.usd_per_hour_max for one in on_demand] == [None, None]
 
     def test_a_slot_is_filled_again_by_the_next_generation(self) -> None:
         scene = Scene(intent(), past=past(generations={0: 0, 1: 6}))
-        assert [one.intent.generation for one in only(scene.look(), Create)] == [7]
+        assert [one.intent.generation for one in only(scene.look(), act.Create)] == [7]
 
     def test_a_slot_of_a_later_generation_replaces_the_vm_there_is(self) -> None:
         slots = (VmSlot(0, 3),)
@@ -166,17 +155,17 @@ class TestCreating:
         assert kinds(scene.look()) == ["Drain"]
 
         scene.change(intent(state="DELETING"))
-        assert [one.intent.generation for one in only(scene.look(), Create)] == [3]
+        assert [one.intent.generation for one in only(scene.look(), act.Create)] == [3]
 
     def test_vms_that_are_to_end_count_for_the_cap(self) -> None:
         wanted = replace(WANTED, vms_max=2)
         scene = Scene(intent("t0", "DELETING"), intent("t1", "DELETING", slot=1), fleets=(wanted,))
-        assert not only(scene.look(), Create)
+        assert not only(scene.look(), act.Create)
 
     def test_one_look_starts_a_few_and_no_job_waits_for_all_of_another(self) -> None:
         many = tuple(VmSlot(slot) for slot in range(9))
         jobs = tuple(replace(WANTED, job_id=f"job-{n}", slots=many, vms_max=9) for n in range(4))
-        created = only(Scene(fleets=jobs).look(), Create)
+        created = only(Scene(fleets=jobs).look(), act.Create)
 
         assert len(created) == CONFIG.look.creates_max
         assert {one.intent.job_id for one in created} == {one.job_id for one in jobs}
@@ -185,27 +174,29 @@ class TestCreating:
         scene = Scene()
         scene.look()
         scene.memory.wait(("park", *A.key), CONFIG.waits.sold_out, scene.now_s, Random(0))
-        assert {one.intent.option for one in only(scene.look(), Create)} == {B}
+        assert {one.intent.option for one in only(scene.look(), act.Create)} == {B}
 
         scene.memory.wait(("park", *B.key), CONFIG.waits.sold_out, scene.now_s, Random(0))
         (alarm,) = scene.look()
-        assert alarm == Alarm(
+        assert alarm == act.Alarm(
             "sold_out",
             "job",
             "sold out, to be tried again later: small (spot) in a; small in b; what may help: other VM types "
             "(resources.any_of), or another region (infra)",
         )
         later = scene.look(after_s=2 * CONFIG.waits.sold_out.base_s)
-        assert only(later, Create)
-        assert only(later, Alarm) == [alarm], "it holds until a launch succeeds, however slow the looks are"
+        assert only(later, act.Create)
+        assert only(later, act.Alarm) == [alarm], (
+            "it holds until a launch succeeds, however slow the looks are"
+        )
         scene.memory.done(("park", *B.key))
-        assert not only(scene.look(), Alarm)
+        assert not only(scene.look(), act.Alarm)
 
     def test_what_may_help_against_a_stock_out_is_what_was_not_tried(self) -> None:
         scene = Scene(fleets=(replace(WANTED, options=(A,)),))
         scene.memory.wait(("park", *A.key), CONFIG.waits.sold_out, scene.now_s, Random(0))
 
-        (alarm,) = only(scene.look(), Alarm)
+        (alarm,) = only(scene.look(), act.Alarm)
 
         assert alarm.message.endswith(
             "what may help: other VM types (resources.any_of), on-demand VMs (spot: auto), other zones (infra without "
@@ -214,11 +205,11 @@ class TestCreating:
 
     def test_a_job_may_know_that_its_vms_join_sooner_than_the_reconciler_expects(self) -> None:
         scene = Scene(intent("t0", "UP"), fleets=(replace(WANTED, slots=(VmSlot(0),), register_s=100.0),))
-        assert not only(scene.look(), Drain)
+        assert not only(scene.look(), act.Drain)
 
         actions = scene.look(after_s=101.0)
 
-        assert [(one.ending, one.reason) for one in only(actions, Drain)] == [
+        assert [(one.ending, one.reason) for one in only(actions, act.Drain)] == [
             ("never_joined", "it was up for 100 s and did not join")
         ]
 
@@ -229,18 +220,18 @@ class TestCreating:
         there = changed(intent("t0"), zone="b", spot=False), changed(intent("t1", slot=1), zone="c")
         scene = Scene(*there, fleets=(spec,))
 
-        assert [one.intent.option for one in only(scene.look(), Create)] == [spots[1], spots[1]]
+        assert [one.intent.option for one in only(scene.look(), act.Create)] == [spots[1], spots[1]]
         scene.memory.wait(("park", *spots[1].key), CONFIG.waits.sold_out, scene.now_s, Random(1))
         # the aggregators' zone has none: where the other worker is, and no dearer kind near them
-        assert [one.intent.option for one in only(scene.look(), Create)] == [spots[2], spots[2]]
+        assert [one.intent.option for one in only(scene.look(), act.Create)] == [spots[2], spots[2]]
 
     def test_what_is_wanted_in_vain_is_told_while_launches_without_an_answer_take_all_room(self) -> None:
         unknown = [intent(f"t{slot}", "DELETING", slot=slot, instance_id="") for slot in (0, 1)]
         scene = Scene(*unknown, fleets=(replace(WANTED, vms_max=2),))
         for option in (A, B):
             scene.memory.barred["quota", option.vm, option.spot] = "quota CPUS in r is used up"
-        assert not only(scene.look(), Create)
-        assert [one.kind for one in only(scene.look(), Alarm) if one.about == "job"] == ["no_quota"]
+        assert not only(scene.look(), act.Create)
+        assert [one.kind for one in only(scene.look(), act.Alarm) if one.about == "job"] == ["no_quota"]
 
     def test_a_quota_bars_its_type_in_every_zone_until_a_vm_of_it_ends(self) -> None:
         both = (A, replace(A, zone="b"))
@@ -248,20 +239,20 @@ class TestCreating:
         scene.memory.barred["quota", A.vm, A.spot] = "quota CPUS in r is used up"
         for _ in range(3):
             actions = scene.look(after_s=3600.0)
-            assert not only(actions, Create)
+            assert not only(actions, act.Create)
             assert "no more VMs can be had: quota CPUS in r is used up" in {
-                one.message for one in only(actions, Alarm)
+                one.message for one in only(actions, act.Alarm)
             }
 
         scene.memory.freed(both[1])
-        assert only(scene.look(), Create)
+        assert only(scene.look(), act.Create)
 
     @pytest.mark.parametrize("key", [DENIED, ("create", "job")], ids=str)
     def test_nothing_is_created_while_it_has_to_wait(self, key: tuple[str, ...]) -> None:
         scene = Scene()
         scene.memory.wait(key, Backoff(60.0, 60.0), 0.0, Random(0))
         assert not scene.look()
-        assert only(scene.look(after_s=90.0), Create)
+        assert only(scene.look(after_s=90.0), act.Create)
 
     @pytest.mark.parametrize(
         ("health", "stops"),
@@ -275,8 +266,8 @@ class TestCreating:
     )
     def test_a_loop_of_creating_and_dying_ends(self, health: list[bool], stops: bool) -> None:
         actions = Scene(past=past(*health)).look()
-        assert bool(only(actions, Create)) is not stops
-        assert [one.kind for one in only(actions, Alarm)] == ["loop"] * stops
+        assert bool(only(actions, act.Create)) is not stops
+        assert [one.kind for one in only(actions, act.Alarm)] == ["loop"] * stops
 
     def test_a_job_that_nobody_drives_gets_no_vms(self) -> None:
         scene = Scene()
@@ -293,27 +284,27 @@ class TestCreating:
 class TestEvidence:
     def test_a_vm_with_the_token_of_a_plan_is_adopted(self) -> None:
         seen = vm()
-        assert Adopt(intent(state="PLAN"), seen) in Scene(intent(state="PLAN")).look([seen])
+        assert act.Adopt(intent(state="PLAN"), seen) in Scene(intent(state="PLAN")).look([seen])
 
     def test_a_launch_without_an_answer_is_repeated_with_its_token(self) -> None:
-        assert Retry(intent(state="PLAN")) in Scene(intent(state="PLAN")).look([])
+        assert act.Retry(intent(state="PLAN")) in Scene(intent(state="PLAN")).look([])
 
     @pytest.mark.parametrize("state", ["UP", "DELETING"])
     def test_a_vm_that_is_not_listed_is_looked_at_and_not_taken_for_gone(self, state: str) -> None:
         actions = Scene(intent(state=state)).look([])
-        assert PollVm(intent(state=state)) in actions
-        assert not only(actions, MarkGone)
+        assert act.PollVm(intent(state=state)) in actions
+        assert not only(actions, act.MarkGone)
 
     def test_a_vm_that_is_seen_gone_is_gone(self) -> None:
         seen = vm(state="gone", reason="compute.instances.preempted")
-        assert MarkGone(intent(), "preempted", seen.reason, seen) in Scene(intent()).look([seen])
+        assert act.MarkGone(intent(), "preempted", seen.reason, seen) in Scene(intent()).look([seen])
 
     def test_an_unanswered_launch_that_nobody_wants_any_more_is_gone_only_after_it_would_have_shown(
         self,
     ) -> None:
         plan = intent(state="PLAN")
         scene = Scene(plan, fleets=())
-        assert scene.look([]) == (Drain(plan, "unwanted", "its job has ended"),)
+        assert scene.look([]) == (act.Drain(plan, "unwanted", "its job has ended"),)
 
         deleting = intent(state="DELETING", instance_id="")
         scene.change(deleting)
@@ -332,12 +323,12 @@ class TestEvidence:
         deleting = intent(state="DELETING", instance_id="", billed_s=billed_s)
         scene = Scene(deleting, config=replace(CONFIG, remembers_s=remembers_s), fleets=())
         scene.look([])
-        (gone,) = only(scene.look([], after_s=CONFIG.settle_s), MarkGone)
+        (gone,) = only(scene.look([], after_s=CONFIG.settle_s), act.MarkGone)
         assert gone.never is never
 
     def test_a_plan_that_was_never_asked_for_is_gone_at_once(self) -> None:
         plan = intent(state="PLAN", asked=False)
-        gone = MarkGone(plan, "unwanted", "its job has ended", never=True)
+        gone = act.MarkGone(plan, "unwanted", "its job has ended", never=True)
         assert Scene(plan, fleets=()).look() == (gone,)
 
     def test_an_ending_is_told_in_the_clouds_words_unless_it_was_ours(self) -> None:
@@ -350,20 +341,20 @@ class TestEnding:
     def test_a_vm_that_never_joins_is_ended_after_the_time_to_register(self) -> None:
         scene = Scene(intent())
         scene.look()
-        assert not only(scene.look(after_s=CONFIG.vm.register_s - 5), Drain)
-        (drain,) = only(scene.look(after_s=5), Drain)
+        assert not only(scene.look(after_s=CONFIG.vm.register_s - 5), act.Drain)
+        (drain,) = only(scene.look(after_s=5), act.Drain)
         assert drain.ending == "never_joined"
 
     def test_one_that_falls_silent_is_ended_but_where_all_do_it_is_not_their_fault(self) -> None:
         scene = Scene(intent("t0", acks=1), intent("t1", acks=1, slot=1))
         scene.look()
         actions = scene.look(after_s=CONFIG.vm.silence_s)
-        assert not only(actions, Drain)
-        assert [one.kind for one in only(actions, Alarm)] == ["silence"]
-        assert not only(actions, ExtendLife)
+        assert not only(actions, act.Drain)
+        assert [one.kind for one in only(actions, act.Alarm)] == ["silence"]
+        assert not only(actions, act.ExtendLife)
 
         scene.change(intent("t0", acks=1), intent("t1", acks=2, slot=1))
-        (drain,) = only(scene.look(), Drain)
+        (drain,) = only(scene.look(), act.Drain)
         assert (drain.intent.id, drain.ending) == ("t0", "silent")
 
     @pytest.mark.parametrize("vms", [1, 2, 3, 8])
@@ -382,7 +373,7 @@ class TestEnding:
                 if not 30 <= second < 30 + cut_s and beat != beats[number]:
                     heard[number], beats[number] = replace(one, acks=one.acks + 1), beat
             scene.change(*heard.values())
-            assert not only(scene.look(after_s=1.0), Drain)
+            assert not only(scene.look(after_s=1.0), act.Drain)
 
     def test_vms_are_waited_for_longer_than_their_processes(self) -> None:
         assert VmLimits().silence_s > KEEP_S + ACKNOWLEDGE_S
@@ -393,19 +384,19 @@ class TestEnding:
         scene.now_s += 1e6
         scene.memory.attend(scene.now_s, CONFIG.gap_max_s)
 
-        assert not only(scene.look(), Drain)
+        assert not only(scene.look(), act.Drain)
 
     def test_an_end_is_asked_for_again_until_it_is_seen_and_an_alarm_is_raised(self) -> None:
         scene = Scene(intent(state="DELETING"), fleets=())
         for _ in range(CONFIG.alarm_after):
-            assert Terminate(intent(state="DELETING")) in scene.look(after_s=2 * CONFIG.waits.call.cap_s)
+            assert act.Terminate(intent(state="DELETING")) in scene.look(after_s=2 * CONFIG.waits.call.cap_s)
             scene.memory.wait(("terminate", "t0"), CONFIG.waits.call, scene.now_s, Random(0))
-            assert not only(scene.look(), Terminate)
-        assert [one.kind for one in only(scene.look(), Alarm)] == ["undeletable"]
+            assert not only(scene.look(), act.Terminate)
+        assert [one.kind for one in only(scene.look(), act.Alarm)] == ["undeletable"]
 
     def test_only_vms_that_joined_and_are_heard_of_live_on(self) -> None:
         scene = Scene(intent("t0"), intent("t1", acks=1, slot=1))
-        assert [one.intent.id for one in only(scene.look(), ExtendLife)] == ["t1"]
+        assert [one.intent.id for one in only(scene.look(), act.ExtendLife)] == ["t1"]
 
 
 class TestSweeping:
@@ -413,7 +404,7 @@ class TestSweeping:
         scene = Scene(fleets=(), ended=frozenset({"t9"}))
         assert scene.look([vm("t9")]) == ()
         assert scene.look([vm("t9")], after_s=CONFIG.visibility_s) == (
-            Sweep(vm("t9"), "intent t9 has ended"),
+            act.Sweep(vm("t9"), "intent t9 has ended"),
         )
 
     def test_one_that_the_store_knows_nothing_of_is_told_of_for_a_while_first(self) -> None:
@@ -425,20 +416,20 @@ class TestSweeping:
     def test_after_a_restore_one_that_the_store_does_not_know_is_in_quarantine_for_good(self) -> None:
         scene = Scene(fleets=(), ended=frozenset({"t8"}), restored=True)
         seen = [vm("t9"), vm("t8", instance_id="i-8")]
-        assert scene.look(seen) == (Quarantine((vm("t9"),)),)
+        assert scene.look(seen) == (act.Quarantine((vm("t9"),)),)
         actions = scene.look(seen, after_s=10 * CONFIG.vm.quarantine_s)
 
-        assert [one.vm.tags.token for one in only(actions, Sweep)] == ["t8"]
-        assert [one.kind for one in only(actions, Alarm)] == ["unknown_vm"]
-        assert only(actions, Quarantine) == [Quarantine((vm("t9"),))]
+        assert [one.vm.tags.token for one in only(actions, act.Sweep)] == ["t8"]
+        assert [one.kind for one in only(actions, act.Alarm)] == ["unknown_vm"]
+        assert only(actions, act.Quarantine) == [act.Quarantine((vm("t9"),))]
 
     def test_a_second_vm_of_an_intent_is_swept(self) -> None:
         double = vm(instance_id="i-other")
         scene = Scene(intent(acks=1))
         scene.look([vm(), double])
-        assert [one.vm for one in only(scene.look([vm(), double], after_s=CONFIG.visibility_s), Sweep)] == [
-            double
-        ]
+        assert [
+            one.vm for one in only(scene.look([vm(), double], after_s=CONFIG.visibility_s), act.Sweep)
+        ] == [double]
 
     @pytest.mark.parametrize("owner", ["", "you", "me2"])
     def test_a_foreign_vm_is_never_touched(self, owner: str) -> None:
@@ -452,8 +443,8 @@ class TestMoney:
         need = 0.36 * CONFIG.reserved_s(WANTED.drain_s) / 3600
         actions = Scene(fleets=(replace(WANTED, budget_usd=1.5 * need),)).look()
 
-        assert len(only(actions, Create)) == 1
-        assert [one.kind for one in only(actions, Alarm)] == ["unaffordable"]
+        assert len(only(actions, act.Create)) == 1
+        assert [one.kind for one in only(actions, act.Alarm)] == ["unaffordable"]
 
     def test_at_the_budget_it_is_told_first_and_the_vms_end_when_the_job_had_its_time(self) -> None:
         drain_usd = 0.36 * WANTED.drain_s / 3600
@@ -463,11 +454,11 @@ class TestMoney:
 
         over = replace(WANTED, slots=(VmSlot(0),), budget_usd=0.6 - drain_usd)
         (drain, *_) = Scene(one, fleets=(over,)).look()
-        assert (type(drain), drain.ending) == (Drain, "budget")
+        assert (type(drain), drain.ending) == (act.Drain, "budget")
 
     def test_a_budget_that_was_used_up_is_not_picked_at_again(self) -> None:
         actions = Scene(past=past(drained=True), fleets=(replace(WANTED, budget_usd=9.0),)).look()
-        assert [one.kind for one in actions if isinstance(one, Alarm)] == ["budget"]
+        assert [one.kind for one in actions if isinstance(one, act.Alarm)] == ["budget"]
         assert len(actions) == 1
 
     def test_a_price_that_jumps_is_charged_from_then_on(self) -> None:
@@ -498,8 +489,8 @@ class TestThrottling:
         scene = Scene(intent("t0", "DELETING"), intent("t1", "PLAN", slot=1))
         scene.memory.wait(THROTTLE, Backoff(60.0, 60.0), 0.0, Random(0))
         assert scene.look([vm("t0", "gone"), vm("t1")]) == (
-            MarkGone(intent("t0", "DELETING"), "unwanted", "", vm("t0", "gone")),
-            Adopt(intent("t1", "PLAN", slot=1), vm("t1")),
+            act.MarkGone(intent("t0", "DELETING"), "unwanted", "", vm("t0", "gone")),
+            act.Adopt(intent("t1", "PLAN", slot=1), vm("t1")),
         )
 
     @given(st.integers(1, 10_000), st.integers(0, 2**32))

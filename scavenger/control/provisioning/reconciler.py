@@ -33,21 +33,7 @@ from scavenger.errors import (
     StockOutError,
     ThrottledError,
 )
-from scavenger.policy.provisioning.actions import (
-    Action,
-    Adopt,
-    Alarm,
-    Create,
-    Drain,
-    ExtendLife,
-    Listing,
-    MarkGone,
-    PollVm,
-    Quarantine,
-    Retry,
-    Sweep,
-    Terminate,
-)
+from scavenger.policy.provisioning import actions as act
 from scavenger.policy.provisioning.config import THROTTLED_FOR_S, ProvisioningConfig
 from scavenger.policy.provisioning.decider import CALLS, DENIED, THROTTLE, decide, ending_of
 from scavenger.policy.provisioning.memory import Memory
@@ -97,7 +83,7 @@ class Reconciler:
         owner: str,
         holder: str,
         renew: Callable[[Intent, float], bool],
-        alarm: Callable[[Alarm], None],
+        alarm: Callable[[act.Alarm], None],
         config: ProvisioningConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], datetime] = _utc,
@@ -208,18 +194,18 @@ class Reconciler:
             rng=self._rng,
         )
         for action in actions:
-            if isinstance(action, Alarm):
+            if isinstance(action, act.Alarm):
                 self._raise_alarm(action)
             elif self._clock() - began_s < self._config.look.actions_s:
                 yield from self._do(action)
         yield from self._report_standing(situation, actions)
         return True
 
-    def _report_standing(self, situation: RegionSnapshot, actions: Sequence[Action]) -> Steps[None]:
+    def _report_standing(self, situation: RegionSnapshot, actions: Sequence[act.Action]) -> Steps[None]:
         """Record each job's shortages for the job's process, if they have changed or may have changed before."""
         standing: dict[str, dict[str, str]] = {spec.job_id: {} for spec in situation.fleets}
         for action in actions:
-            if isinstance(action, Alarm) and action.about in standing:
+            if isinstance(action, act.Alarm) and action.about in standing:
                 standing[action.about][action.kind] = action.message
         if (denied := self._memory.denied.get("launch")) is not None:
             for alarms in standing.values():
@@ -293,7 +279,7 @@ class Reconciler:
             with suppress(CloudError):  # then nothing is known of them
                 memory.impaired = yield from self._cloud("checks", lambda: self._provider.impaired(silent))
 
-    def _list(self) -> Steps[Listing | None]:
+    def _list(self) -> Steps[act.Listing | None]:
         memory, now_s = self._memory, self._clock()
         if not memory.is_due(("list",), now_s) or not memory.is_due(THROTTLE, now_s):
             return None
@@ -306,7 +292,7 @@ class Reconciler:
         again_s = self._config.look.list_again_s(len(vms), throttled=not memory.is_due(_LATELY, now_s))
         memory.hold(("list",), again_s, now_s)
         memory.queued = frozenset(vm.tags.token for vm in vms if vm.queued)
-        return Listing(vms, began_s)
+        return act.Listing(vms, began_s)
 
     def _cloud(self, what: str, call: Callable[[], T]) -> Steps[T]:
         """Make a call to the cloud while the lease is certainly held; remember throttling and refused credentials."""
@@ -332,32 +318,32 @@ class Reconciler:
 
     # ---- one action ----------------------------------------------------------------------------------------
 
-    def _do(self, action: Action) -> Steps[None]:
+    def _do(self, action: act.Action) -> Steps[None]:
         now_s = self._clock()
         if now_s - self._heartbeat_at_s >= self._config.lease_s / 3:
             yield from self._send_heartbeat()
         if isinstance(action, CALLS) and not self._memory.is_due(THROTTLE, now_s):
             return  # throttled since the decision
         match action:
-            case Create(intent):
+            case act.Create(intent):
                 yield from self._create(intent)
-            case Retry(intent):
+            case act.Retry(intent):
                 yield from self._retry(intent)
-            case Adopt(intent, vm):
+            case act.Adopt(intent, vm):
                 yield from self._up(intent, vm)
-            case PollVm(intent):
+            case act.PollVm(intent):
                 yield from self._look_at(intent)
-            case Drain(intent, ending, reason):
+            case act.Drain(intent, ending, reason):
                 yield from self._drain(intent, ending, reason)
-            case Terminate(intent):
+            case act.Terminate(intent):
                 yield from self._terminate(intent.id, intent.instance_id, intent.request.zone)
-            case Sweep(vm):
+            case act.Sweep(vm):
                 yield from self._terminate(vm.instance_id, vm.instance_id, vm.zone)
-            case MarkGone(intent, ending, reason, vm, never):
+            case act.MarkGone(intent, ending, reason, vm, never):
                 yield from self._gone(intent, ending, reason, vm, never=never)
-            case ExtendLife(intent):
+            case act.ExtendLife(intent):
                 yield from self._renew_vm(intent)
-            case Quarantine(vms):
+            case act.Quarantine(vms):
                 yield from self._put_in_quarantine(vms)
 
     def _put_in_quarantine(self, vms: tuple[VmSeen, ...]) -> Steps[None]:
@@ -507,7 +493,7 @@ class Reconciler:
             self._memory.hold(("renew", intent.id), self._config.vm.life_s / 3, self._clock())
             self._memory.done(("create", intent.job_id))
 
-    def _raise_alarm(self, alarm: Alarm) -> None:
+    def _raise_alarm(self, alarm: act.Alarm) -> None:
         key, now_s = (alarm.kind, alarm.about), self._clock()
         if now_s - self._reported.get(key, -ALARM_AGAIN_S) >= ALARM_AGAIN_S:
             self._reported[key] = now_s

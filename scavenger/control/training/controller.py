@@ -55,33 +55,10 @@ from typing import Literal
 
 import msgspec
 
+from scavenger.control.training import orders as o
 from scavenger.control.training.goal import Goal
 from scavenger.control.training.history import TrainingHistory
 from scavenger.control.training.losses import GIVE_UP, Losses
-from scavenger.control.training.orders import (
-    Abandon,
-    Action,
-    Begin,
-    Close,
-    Departed,
-    Event,
-    FollowNoise,
-    Gather,
-    GatherSpares,
-    Launch,
-    Look,
-    Notify,
-    RecordNow,
-    Release,
-    Remove,
-    ReportStep,
-    Resize,
-    Situation,
-    Swap,
-    Switch,
-    Warn,
-    Write,
-)
 from scavenger.control.training.verdicts import Verdicts
 from scavenger.control.training.view_in_effect import ViewInEffect
 from scavenger.domain.configuration import Configuration, Offer
@@ -163,7 +140,7 @@ class Controller:
         self.checkpoint_step = 0
         self._losses = Losses(give_up)
         self._recording_only = self._keeping = False
-        self._asked: Resize | None = None
+        self._asked: o.Resize | None = None
         self._view = ViewInEffect()
         self._evicted: set[str] = set()
         self._warned_of: set[str] = set()
@@ -209,7 +186,7 @@ class Controller:
         refused = at_s - self._refused_at_s < REFUSED_S
         return self.wanted if refused or self._losses.too_many else None
 
-    def handle(self, event: Event, now: Situation) -> list[Action]:
+    def handle(self, event: o.Event, now: o.Situation) -> list[o.Action]:
         """Handle one event; returns the resulting actions in order."""
         if self.mode is Mode.RECORD and not isinstance(event, _RECORDED):
             return []
@@ -236,21 +213,23 @@ class Controller:
                 return self._memory_exceeded(event)
             case Started():
                 self.history.setup_s.append(event.setup_s)
-                return [Notify(WorkerChanged(event.worker, "ready", f"after {event.setup_s:.1f} s"))]
+                return [o.Notify(WorkerChanged(event.worker, "ready", f"after {event.setup_s:.1f} s"))]
             case ProgramBegan():
                 self.history.program_starts_s.append(event.took_s)
                 return []
             case Leaving():
                 self.history.left(event.worker)
-                return [Notify(WorkerChanged(event.worker, "leaving"))]
+                return [o.Notify(WorkerChanged(event.worker, "leaving"))]
             case Recovered():
                 words = f"{event.cause}; another took over in {event.took_s:.1f} s"
-                return [Notify(WorkerChanged(event.process, "recovered", words))]
+                return [o.Notify(WorkerChanged(event.process, "recovered", words))]
             case m.Migrated():
                 holding = ", ".join(map(str, sorted({*event.map.holders})))
-                return [Notify(Noted("info", event.reason or f"the model is held by aggregators {holding}"))]
+                return [
+                    o.Notify(Noted("info", event.reason or f"the model is held by aggregators {holding}"))
+                ]
             case Warned():
-                return [Warn(event.message)]
+                return [o.Warn(event.message)]
             case Lost():
                 return self._lost(event, now)
             case Refused():
@@ -260,34 +239,34 @@ class Controller:
             case _:
                 return self._command(event, now)
 
-    def _command(self, event: Event, now: Situation) -> list[Action]:
+    def _command(self, event: o.Event, now: o.Situation) -> list[o.Action]:
         match event:
-            case Begin():
+            case o.Begin():
                 self.wanted = event.workers
-            case Abandon():
+            case o.Abandon():
                 self.wanted = max(1, now.training) if event.workers is None else event.workers
-            case Close():
+            case o.Close():
                 self._recording_only = True
-            case Departed():
+            case o.Departed():
                 self._departed(event.worker, event.kind, now)
-            case Look():
+            case o.Look():
                 return self._look(now)
-            case Gather() if not self.finished:
+            case o.Gather() if not self.finished:
                 return self._gather(event, now)
-            case Switch() if not self.finished:
+            case o.Switch() if not self.finished:
                 return self._switch(event, now)
-            case GatherSpares() if not self.finished:
+            case o.GatherSpares() if not self.finished:
                 return self._gather_spares(event, now)
-            case Swap() if not self.finished:
+            case o.Swap() if not self.finished:
                 self.wanted -= len(event.workers)
                 assert self.configuration is not None
                 batch = self.configuration.global_batch_size
                 return self._resize(self.wanted, batch, event.reason, without=event.workers)
-            case Remove() if not self.finished:
+            case o.Remove() if not self.finished:
                 self.wanted -= len(event.workers)
                 batch = max(self.wanted, event.global_batch_size)
                 return self._resize(self.wanted, batch, event.reason, without=event.workers)
-            case FollowNoise() if not self.finished:
+            case o.FollowNoise() if not self.finished:
                 return self._follow_noise(now)
             case _:
                 pass
@@ -295,14 +274,14 @@ class Controller:
 
     # ---- steps, views and epochs ---------------------------------------------------------------------------
 
-    def _installed(self, event: m.ViewInstalled, now: Situation) -> list[Action]:
+    def _installed(self, event: m.ViewInstalled, now: o.Situation) -> list[o.Action]:
         view = event.view
         if not self._view.installed(view, now.vm):
             return []  # a repeated message
         self.history.viewed([member.worker for member in view.members], now.at_s)
         return []
 
-    def _stepped(self, report: m.StepReport, now: Situation) -> list[Action]:
+    def _stepped(self, report: m.StepReport, now: o.Situation) -> list[o.Action]:
         if report.step <= self.history.step:
             return []  # repeated after a recovery
         self._losses.stepped()
@@ -311,14 +290,14 @@ class Controller:
             report, self.configuration, disturbed=self._disturbed(report, now), at_s=now.at_s
         )
         done = {"step": report.step, "view": report.view, "epoch": report.epoch, "pieces": report.pieces}
-        actions: list[Action] = [Write("step", record), Write("step", done, audit=True)]
+        actions: list[o.Action] = [o.Write("step", record), o.Write("step", done, audit=True)]
         if (change := self._view.change(record)) is not None:
-            actions += [Write("view", change), Notify(change)]
+            actions += [o.Write("view", change), o.Notify(change)]
             if self._view.count > 1 and self._asked is not None and change.reason == self._asked.reason:
                 self.history.stalled(change.stall_s, same_workers=self._view.same_workers)
-        return [*actions, *self._tell_noise(report), ReportStep(record)]
+        return [*actions, *self._tell_noise(report), o.ReportStep(record)]
 
-    def _tell_noise(self, report: m.StepReport) -> list[Action]:
+    def _tell_noise(self, report: m.StepReport) -> list[o.Action]:
         """Tell once that a worker alone measures the noise in few of its steps, and what that takes."""
         if report.noise_s > 0.0:
             self._noise_share = report.noise_s / max(report.compute_s, report.noise_s * 1e-3)
@@ -328,7 +307,7 @@ class Controller:
         self._noise_told = True
         share = self._noise_share
         return [
-            Notify(
+            o.Notify(
                 Noted(
                     "info",
                     f"one worker measures the gradient noise in about one step of {math.ceil(share / NOISE_SHARE)} "
@@ -337,7 +316,7 @@ class Controller:
             )
         ]
 
-    def _disturbed(self, report: m.StepReport, now: Situation) -> bool:
+    def _disturbed(self, report: m.StepReport, now: o.Situation) -> bool:
         shared = self.offer.shared_cpus is not None
         return (
             self._view.warming_up
@@ -345,40 +324,40 @@ class Controller:
             or (shared and (now.starting > 0 or now.ending))
         )
 
-    def _rolled_back(self, event: RolledBack) -> list[Action]:
+    def _rolled_back(self, event: RolledBack) -> list[o.Action]:
         undone = self.history.roll_back(event.step)
         self._verdicts.roll_back()
         resumed = {"step": event.step}
         return [
-            Write("resumed", resumed),
-            Write("resumed", resumed, audit=True),
-            Warn(
+            o.Write("resumed", resumed),
+            o.Write("resumed", resumed, audit=True),
+            o.Warn(
                 f"{event.cause}; after {event.took_s:.1f} s the job continues from step {event.step} and "
                 f"repeats {plural(undone, 'step')}"
             ),
         ]
 
-    def _quarantined(self, event: m.SamplesQuarantined) -> list[Action]:
+    def _quarantined(self, event: m.SamplesQuarantined) -> list[o.Action]:
         samples = ", ".join(map(str, event.samples))
         return [
-            Write("quarantined", msgspec.structs.asdict(event)),
-            Warn(
+            o.Write("quarantined", msgspec.structs.asdict(event)),
+            o.Warn(
                 f"training is incomplete: sample {samples} of the data is left out from now on. {event.reason}"
             ),
         ]
 
-    def _checkpointed(self, event: m.CheckpointWritten) -> list[Action]:
+    def _checkpointed(self, event: m.CheckpointWritten) -> list[o.Action]:
         self.checkpoint_step = event.step
         self.callbacks.checkpointed(event.step)
         size = event.bytes / 1e6
         words = f"checkpoint of step {event.step}: {size:.1f} MB in {event.written_s:.1f} s"
         return [
-            Write("checkpoint", msgspec.structs.asdict(event)),
-            Notify(Noted("info", words)),
-            RecordNow(),  # the job can be resumed from now on
+            o.Write("checkpoint", msgspec.structs.asdict(event)),
+            o.Notify(Noted("info", words)),
+            o.RecordNow(),  # the job can be resumed from now on
         ]
 
-    def _checkpoint_failed(self, event: m.CheckpointFailed) -> list[Action]:
+    def _checkpoint_failed(self, event: m.CheckpointFailed) -> list[o.Action]:
         """Warn once per cause that a checkpoint could not be written; training continues."""
         return self._warn_once(
             event.message, f"the checkpoint of step {event.step} could not be written: {event.message}"
@@ -386,8 +365,8 @@ class Controller:
 
     # ---- workers that leave --------------------------------------------------------------------------------
 
-    def _lost(self, event: Lost, now: Situation) -> list[Action]:
-        notice = Notify(WorkerChanged(event.worker, "lost", event.cause))
+    def _lost(self, event: Lost, now: o.Situation) -> list[o.Action]:
+        notice = o.Notify(WorkerChanged(event.worker, "lost", event.cause))
         missing = self.wanted - len(now.vms)
         if event.worker in self._evicted:
             # its VM ended before it had left; a replacement was started at the notice, unless that is gone too
@@ -400,9 +379,9 @@ class Controller:
         self.wanted = self.wanted if wanted is None else wanted
         return [notice, *actions]
 
-    def _refused(self, event: Refused, now: Situation) -> list[Action]:
+    def _refused(self, event: Refused, now: o.Situation) -> list[o.Action]:
         """Handle a refused launch (no capacity): the job continues with the workers it has."""
-        notice = Notify(WorkerChanged(event.worker, "gone", event.reason))
+        notice = o.Notify(WorkerChanged(event.worker, "gone", event.reason))
         alive = len(now.vms)
         if alive >= self.wanted or self.finished:
             return [notice]
@@ -410,17 +389,17 @@ class Controller:
         words = f"the job continues with {plural(alive, 'worker')}: {event.reason}"
         return [notice, *self._warn_once(event.reason, words)]
 
-    def _preempted(self, event: PreemptionNotice, now: Situation) -> list[Action]:
+    def _preempted(self, event: PreemptionNotice, now: o.Situation) -> list[o.Action]:
         """Handle a preemption notice: the worker leaves at the next step boundary; a replacement is started."""
         worker = event.name
-        notice = Notify(WorkerChanged(worker, "preempted", event.reason))
+        notice = o.Notify(WorkerChanged(worker, "preempted", event.reason))
         if event.in_s is None:
             self.at_risk |= {worker}
             return [notice]
         self.at_risk -= {worker}
         if worker not in now.vms or self.finished:
             return [notice]
-        actions: list[Action] = [notice, Warn(f"{worker} leaves: {event.reason}; it is replaced")]
+        actions: list[o.Action] = [notice, o.Warn(f"{worker} leaves: {event.reason}; it is replaced")]
         alive = len(now.vms)
         if self._asked is not None:
             # the others continue with the same batch, and the replacement joins once it is ready
@@ -431,14 +410,14 @@ class Controller:
         self._evicted.add(worker)
         return [*actions, *self._launch(self.wanted - alive, now.vm)]
 
-    def _departed(self, worker: str, kind: Literal["failure", "eviction"], now: Situation) -> None:
+    def _departed(self, worker: str, kind: Literal["failure", "eviction"], now: o.Situation) -> None:
         steps = self.history.steps_of(worker)
         self.history.departures.append(Departure(worker, now.host, now.at_s, kind, steps))
         self.history.left(worker)
 
     # ---- commands ------------------------------------------------------------------------------------------
 
-    def _gather(self, event: Gather, now: Situation) -> list[Action]:
+    def _gather(self, event: o.Gather, now: o.Situation) -> list[o.Action]:
         # workers on another VM type keep training until all new workers are ready
         others = self._others(event.target.vm, now)
         self.wanted = event.target.workers + len(others)
@@ -446,7 +425,7 @@ class Controller:
         missing = self.wanted - len(now.vms)
         if missing <= 0:
             return []
-        here, actions = self.configuration, list[Action]()
+        here, actions = self.configuration, list[o.Action]()
         workers = len(now.vms) if here is None else here.workers
         if self.offer.shared_cpus is None:
             workers = max(workers, now.ready)  # standby workers run on VMs that are paid for
@@ -455,7 +434,7 @@ class Controller:
             actions += self._resize(max(1, min(workers, batch)), batch, "while workers start")
         return [*actions, *self._launch(missing, event.target.vm)]
 
-    def _switch(self, event: Switch, now: Situation) -> list[Action]:
+    def _switch(self, event: o.Switch, now: o.Situation) -> list[o.Action]:
         target = event.target
         self.offer = self._offers[target.vm]
         self.wanted = min(target.workers, self.wanted)
@@ -466,12 +445,12 @@ class Controller:
             without=self._others(target.vm, now),
         )
 
-    def _gather_spares(self, event: GatherSpares, now: Situation) -> list[Action]:
+    def _gather_spares(self, event: o.GatherSpares, now: o.Situation) -> list[o.Action]:
         self.at_risk -= set(event.workers)
         self.wanted += len(event.workers)
         return self._launch(self.wanted - len(now.vms), self.offer.vm)
 
-    def _follow_noise(self, now: Situation) -> list[Action]:
+    def _follow_noise(self, now: o.Situation) -> list[o.Action]:
         here = self.configuration
         if here is None or not now.settled or self._view.steps < RATE_STEPS:
             return []
@@ -481,16 +460,16 @@ class Controller:
             return []
         return self._resize(here.workers, here.global_batch_size, f"learning rate x {scale:.3g}")
 
-    def _look(self, now: Situation) -> list[Action]:
-        launches: list[Action] = []
+    def _look(self, now: o.Situation) -> list[o.Action]:
+        launches: list[o.Action] = []
         alive = len(now.vms)
         if not self.finished:
-            launches = [Launch(count, vm) for vm, count in self._losses.due(now, self.wanted).items()]
+            launches = [o.Launch(count, vm) for vm, count in self._losses.due(now, self.wanted).items()]
         # spare workers are released, to stop paying for them
         keep = max(self.wanted, alive) if self._keeping else self.wanted
-        return [*launches, Release(keep)]
+        return [*launches, o.Release(keep)]
 
-    def _memory_exceeded(self, event: m.MemoryExceeded) -> list[Action]:
+    def _memory_exceeded(self, event: m.MemoryExceeded) -> list[o.Action]:
         if not self.history.fits(event.samples):
             return []
         self.history.too_many = event.samples
@@ -498,29 +477,29 @@ class Controller:
             f"{event.samples} samples at once do not fit into the memory of a worker's device: it computes them in "
             f"parts, and configurations with {event.samples} samples per worker or more are left out"
         )
-        return [Warn(words)]
+        return [o.Warn(words)]
 
     # ---- helpers -------------------------------------------------------------------------------------------
 
-    def _others(self, vm: str, now: Situation) -> tuple[str, ...]:
+    def _others(self, vm: str, now: o.Situation) -> tuple[str, ...]:
         """Workers on other VM types."""
         return tuple(name for name, vm_type in now.vms.items() if vm_type != vm)
 
-    def _launch(self, missing: int, vm: str) -> list[Action]:
+    def _launch(self, missing: int, vm: str) -> list[o.Action]:
         if missing <= 0 or self.finished:
             return []
         self._losses.gathered()
-        return [Launch(missing, vm)]
+        return [o.Launch(missing, vm)]
 
     def _resize(
         self, workers: int, batch: int, reason: str, *, without: Collection[str] = ()
-    ) -> list[Action]:
+    ) -> list[o.Action]:
         lr_scale = self._lr_scale_of(batch, self.history.noise)
-        self._asked = Resize(workers, batch, reason, lr_scale, tuple(without))
+        self._asked = o.Resize(workers, batch, reason, lr_scale, tuple(without))
         return [self._asked]
 
-    def _warn_once(self, cause: str, words: str) -> list[Action]:
+    def _warn_once(self, cause: str, words: str) -> list[o.Action]:
         if cause in self._warned_of:
             return []
         self._warned_of.add(cause)
-        return [Warn(words)]
+        return [o.Warn(words)]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Literal
 
+from scavenger.control.training import orders as o
 from scavenger.control.training.controller import Controller
 from scavenger.control.training.cost_meter import CostMeter
 from scavenger.control.training.goal import Goal
@@ -16,34 +17,6 @@ from scavenger.control.training.history import EarlierAttempts, TrainingHistory
 from scavenger.control.training.journal import Journal
 from scavenger.control.training.limits import CLOSE_S, Limits, reserve_s
 from scavenger.control.training.losses import GIVE_UP
-from scavenger.control.training.orders import (
-    Abandon,
-    Action,
-    AskGoal,
-    Begin,
-    Close,
-    Departed,
-    Event,
-    FollowNoise,
-    Gather,
-    GatherSpares,
-    GiveUp,
-    GiveVerdict,
-    Launch,
-    Look,
-    Notify,
-    RecordNow,
-    Release,
-    Remove,
-    ReportStep,
-    Resize,
-    RunCallbacks,
-    Situation,
-    Swap,
-    Switch,
-    Warn,
-    Write,
-)
 from scavenger.control.training.view_in_effect import VIEW_WARM_UP_STEPS
 from scavenger.domain import report
 from scavenger.domain.configuration import Configuration, Offer
@@ -315,7 +288,7 @@ class Trainer(Controller):
         """Start the job's processes, unless that alone would cross a limit."""
         self._hold_limits({self.offer.vm: workers})
         self._first_workers = workers
-        self._handle(Begin(workers))
+        self._handle(o.Begin(workers))
         self.supervisor.start(workers, self.offer.vm, threads=self.offer.cpus)
 
     def move(
@@ -344,16 +317,16 @@ class Trainer(Controller):
         pause = None if apart is None else self.stall(apart)
         if pause is not None and pause.median_s > STALL_MAX * self.further_start.median_s:
             meanwhile = None  # training would be paused for what it gains until the workers are ready
-        self._handle(Gather(target, meanwhile, keep))
+        self._handle(o.Gather(target, meanwhile, keep))
         gathered = self.wanted
         self.until(lambda: self.supervisor.ready >= self.wanted or give_up())
         # a job moves to another VM type with all its workers or not at all
         short = self.supervisor.ready < self.wanted or target.workers < gathered > self.wanted
         if self.finished or short:
             # workers that are still starting are released once they are ready, unless they are wanted by then
-            self._handle(Abandon())
+            self._handle(o.Abandon())
             return False
-        self._handle(Switch(target, reason))
+        self._handle(o.Switch(target, reason))
         self._settle()
         return not self.finished and self.wanted == target.workers
 
@@ -367,16 +340,16 @@ class Trainer(Controller):
         if not leaving or self.configuration is None:
             return False
         size = self.wanted
-        self._handle(GatherSpares(leaving))
+        self._handle(o.GatherSpares(leaving))
         self.until(lambda: self.supervisor.ready >= self.wanted or self.wanted < size + len(leaving))
         came = self.supervisor.ready >= size + len(leaving)
         if came and not self.finished:
-            self._handle(Swap(leaving, reason))
+            self._handle(o.Swap(leaving, reason))
             self.until(lambda: self.supervisor.settled)
             for name in leaving:
-                self._handle(Departed(name, kind))
+                self._handle(o.Departed(name, kind))
         else:
-            self._handle(Abandon(size))
+            self._handle(o.Abandon(size))
         self._settle()
         return came and not self.finished
 
@@ -392,7 +365,7 @@ class Trainer(Controller):
         leaving = tuple(name for name in self.supervisor.alive if name in workers)
         if not leaving or self.wanted <= len(leaving) or self.configuration is None:
             return False
-        self._handle(Remove(leaving, batch, reason))
+        self._handle(o.Remove(leaving, batch, reason))
         self._settle()
         return not self.finished
 
@@ -413,12 +386,12 @@ class Trainer(Controller):
 
     def follow_noise(self) -> None:
         """Update the learning rate if it follows the gradient noise and the noise has changed enough."""
-        self._handle(FollowNoise())
+        self._handle(o.FollowNoise())
 
     def _settle(self) -> None:
         """Train until the change of view has taken effect and the released workers have ended."""
         self.until(lambda: self.supervisor.settled)
-        self._handle(Look())
+        self._handle(o.Look())
         self.until(lambda: not self.supervisor.ending)
         self._ticked_at = -math.inf  # what nothing runs on any more is given back at once
 
@@ -427,7 +400,7 @@ class Trainer(Controller):
     def pump(self) -> None:
         """Process the events of a short time slice, check for a stop and enforce the limits."""
         self._take(_POLL_S)
-        self._handle(Look())
+        self._handle(o.Look())
         self.check_stop()
         self._hold_limits()
         now = self._clock()
@@ -438,7 +411,7 @@ class Trainer(Controller):
 
     def take_last_steps(self) -> None:
         """Record steps that were applied while training was being stopped, without reacting to them."""
-        self._handle(Close())
+        self._handle(o.Close())
         self._take(0.0)
 
     def _take(self, within_s: float) -> None:
@@ -448,7 +421,7 @@ class Trainer(Controller):
             # workers launched or released for one event must be visible to the next
             now = None if self._handle(event, now) else now
 
-    def _handle(self, event: Event, now: Situation | None = None) -> bool:
+    def _handle(self, event: o.Event, now: o.Situation | None = None) -> bool:
         """Pass an event to the controller and carry out its actions; returns whether the workers changed."""
         now = replace(now or self._situation(), at_s=self.elapsed_s)
         if worker := _worker_of(event):
@@ -456,11 +429,11 @@ class Trainer(Controller):
         actions = self.handle(event, now)
         for action in actions:
             self._carry_out(action)
-        return any(isinstance(action, Launch | Resize | Release) for action in actions)
+        return any(isinstance(action, o.Launch | o.Resize | o.Release) for action in actions)
 
-    def _situation(self) -> Situation:
+    def _situation(self) -> o.Situation:
         supervisor = self.supervisor
-        return Situation(
+        return o.Situation(
             vms={name: supervisor.vm_of(name) for name in supervisor.alive},
             starting=supervisor.starting,
             ready=supervisor.ready,
@@ -469,42 +442,42 @@ class Trainer(Controller):
             ending=supervisor.ending,
         )
 
-    def _carry_out(self, action: Action) -> None:
+    def _carry_out(self, action: o.Action) -> None:
         match action:
-            case Launch(workers, vm):
+            case o.Launch(workers, vm):
                 for worker in self.supervisor.launch(workers, vm, threads=self._offers[vm].cpus):
                     self._notify(WorkerChanged(worker, "starting"))
                 self._ticked_at = -math.inf  # what they are to run on is rented at once
-            case Resize(workers, batch, reason, lr_scale, without):
+            case o.Resize(workers, batch, reason, lr_scale, without):
                 self.supervisor.resize(workers, batch, reason, without=without, lr_scale=lr_scale)
-            case Release(keep):
+            case o.Release(keep):
                 self.supervisor.release(keep)
-            case GiveVerdict(epoch, stop, keep_best, rate_scale, step):
+            case o.GiveVerdict(epoch, stop, keep_best, rate_scale, step):
                 self.supervisor.verdict(
                     epoch, stop=stop, keep_best=keep_best, rate_scale=rate_scale, step=step
                 )
-            case RunCallbacks(request):
+            case o.RunCallbacks(request):
                 self.supervisor.run_callbacks(request)
-            case Write(kind, value, audit):
+            case o.Write(kind, value, audit):
                 journal = self._audit if audit else self.journal
                 if journal is not None:
                     journal.add(kind, value)
-            case Notify(event):
+            case o.Notify(event):
                 self._notify(event)
-            case ReportStep(record):
+            case o.ReportStep(record):
                 self._notify(StepDone(record, self._progress(), self.cost_usd))
-            case Warn(message):
+            case o.Warn(message):
                 self.note(message)
-            case RecordNow():
+            case o.RecordNow():
                 self._ticked_at = -math.inf
-            case GiveUp(worker, message, "crash"):
+            case o.GiveUp(worker, message, "crash"):
                 raise crash_error(message, self.supervisor.engine.log(worker))
-            case GiveUp(worker, message, cause):
+            case o.GiveUp(worker, message, cause):
                 message = f"{message}; see {self.supervisor.engine.log(worker)}"
                 if cause == "code":
                     raise TrainingCodeError(f"the training code failed: {message}")
                 raise WorkersLostError(message)
-            case AskGoal(message):
+            case o.AskGoal(message):
                 raise ConfigurationError(message)
 
     def _hold_limits(self, joining: Mapping[str, int] | None = None) -> None:
@@ -524,10 +497,10 @@ class Trainer(Controller):
         self._observer.on_event(event)
 
 
-def _worker_of(event: Event) -> str:
+def _worker_of(event: o.Event) -> str:
     """The worker whose VM and node the handling of an event needs; empty if none."""
     match event:
-        case Lost() | Refused() | Departed():
+        case Lost() | Refused() | o.Departed():
             return event.worker
         case PreemptionNotice():
             return event.name

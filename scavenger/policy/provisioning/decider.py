@@ -44,21 +44,7 @@ from scavenger.domain.intent import (
     VmCharges,
 )
 from scavenger.domain.vm import VmRequest, VmSeen, VmTags
-from scavenger.policy.provisioning.actions import (
-    Action,
-    Adopt,
-    Alarm,
-    Create,
-    Drain,
-    ExtendLife,
-    Listing,
-    MarkGone,
-    PollVm,
-    Quarantine,
-    Retry,
-    Sweep,
-    Terminate,
-)
+from scavenger.policy.provisioning import actions as act
 from scavenger.policy.provisioning.config import ProvisioningConfig
 from scavenger.policy.provisioning.memory import Memory
 from scavenger.policy.provisioning.money import Account, money, reserve_usd
@@ -73,35 +59,35 @@ DENIED = ("denied",)
 """Key of the wait of all launches after one for which the account lacks permission."""
 
 _ORDER: tuple[type, ...] = (
-    ExtendLife,
-    MarkGone,
-    Adopt,
-    Drain,
-    Terminate,
-    Sweep,
-    PollVm,
-    Retry,
-    Create,
-    Quarantine,
-    Alarm,
+    act.ExtendLife,
+    act.MarkGone,
+    act.Adopt,
+    act.Drain,
+    act.Terminate,
+    act.Sweep,
+    act.PollVm,
+    act.Retry,
+    act.Create,
+    act.Quarantine,
+    act.Alarm,
 )
 """Order of actions: first those that keep VMs alive, then records, then those that save money, then launches."""
 
-_LAUNCHES = (Create, Retry)
-CALLS = (Terminate, Sweep, PollVm, *_LAUNCHES)
+_LAUNCHES = (act.Create, act.Retry)
+CALLS = (act.Terminate, act.Sweep, act.PollVm, *_LAUNCHES)
 """Actions that call the cloud."""
 
 
 def decide(
     situation: RegionSnapshot,
-    listing: Listing | None,
+    listing: act.Listing | None,
     memory: Memory,
     config: ProvisioningConfig,
     *,
     owner: str,
     now_s: float,
     rng: Random,
-) -> tuple[Action, ...]:
+) -> tuple[act.Action, ...]:
     """The next actions, in the order to do them.
 
     Args:
@@ -130,7 +116,7 @@ class Decider:
     def __init__(
         self,
         situation: RegionSnapshot,
-        listing: Listing | None,
+        listing: act.Listing | None,
         memory: Memory,
         config: ProvisioningConfig,
         owner: str,
@@ -154,9 +140,9 @@ class Decider:
         self._broke = {key for key, one in self._specs.items() if self._accounts[key].is_over(one)}
         self._none_heard = self._is_silence_ours()
 
-    def actions(self) -> tuple[Action, ...]:
+    def actions(self) -> tuple[act.Action, ...]:
         """All actions that are due, within the limits of one look."""
-        found: list[Action] = []
+        found: list[act.Action] = []
         for intent in self._situation.intents:
             found += self._of_intent(intent)
         found += self._sweeps()
@@ -166,7 +152,7 @@ class Decider:
         found.sort(key=lambda action: _ORDER.index(type(action)))
         return tuple(self._bounded(found))
 
-    def _bounded(self, actions: list[Action]) -> Iterator[Action]:
+    def _bounded(self, actions: list[act.Action]) -> Iterator[act.Action]:
         counts: Counter[str] = Counter()
         free = self._memory.is_due(THROTTLE, self._now_s)
         for action in actions:
@@ -182,50 +168,50 @@ class Decider:
 
     # ---- one intent ----------------------------------------------------------------------------------------
 
-    def _of_intent(self, intent: Intent) -> Iterator[Action]:
+    def _of_intent(self, intent: Intent) -> Iterator[act.Action]:
         memory, config = self._memory, self._config
         vm = self._vms.get(intent.instance_id) if intent.instance_id else self._by_token.get(intent.id)
         if vm is not None and vm.state == "gone":
-            yield MarkGone(intent, *ending_of(intent, vm), vm)
+            yield act.MarkGone(intent, *ending_of(intent, vm), vm)
             return
         queued = vm is not None and vm.queued and intent.state == "PLAN"
         if vm is not None and not intent.instance_id and not queued:
-            yield Adopt(intent, vm)
+            yield act.Adopt(intent, vm)
             return
         missing = self._listing is not None and vm is None and intent.instance_id
         if missing and memory.is_due(("look", intent.id), self._now_s):
-            yield PollVm(intent)
+            yield act.PollVm(intent)
             return
         if intent.state != "DELETING" and vm is not None and vm.state == "stopping":
-            yield Drain(intent, *ending_of(intent, vm))  # it ends without a request, so it counts as lost
+            yield act.Drain(intent, *ending_of(intent, vm))  # it ends without a request, so it counts as lost
         elif intent.state != "DELETING" and (ending := self._why_not(intent)) is not None:
             if intent.asked:
-                yield Drain(intent, *ending)
+                yield act.Drain(intent, *ending)
             else:
-                yield MarkGone(intent, *ending, never=True)
+                yield act.MarkGone(intent, *ending, never=True)
         elif intent.state == "DELETING":
             yield from self._on_deleting(intent)
         elif intent.state == "PLAN":
             if memory.is_due(("launch", intent.id), self._now_s) and memory.is_due(DENIED, self._now_s):
-                yield Retry(intent)
+                yield act.Retry(intent)
         elif self._may_live(intent) and memory.is_due(("renew", intent.id), self._now_s):
-            yield ExtendLife(intent)
+            yield act.ExtendLife(intent)
         if intent.state == "DELETING" and memory.times(("terminate", intent.id)) >= config.alarm_after:
-            yield Alarm(
+            yield act.Alarm(
                 "undeletable", intent.id, f"{intent} cannot be ended, and may still cost money; still trying"
             )
 
-    def _on_deleting(self, intent: Intent) -> Iterator[Action]:
+    def _on_deleting(self, intent: Intent) -> Iterator[act.Action]:
         if intent.instance_id:
             if self._memory.is_due(("terminate", intent.id), self._now_s):
-                yield Terminate(intent)
+                yield act.Terminate(intent)
         elif self._listing is not None:
             asked_s = self._memory.attended_s - self._memory.age_s("intent", intent.id)
             if self._listing.began_s - asked_s >= self._config.settle_s:
                 # what is billed counts from the launch on; longer gaps without a process count as `life_s`
                 shown_s = min(self._config.remembers_s, self._config.vm.life_s)
                 never = intent.charges.billed_s < shown_s
-                yield MarkGone(intent, *ending_of(intent, None), never=never)
+                yield act.MarkGone(intent, *ending_of(intent, None), never=never)
 
     def _why_not(self, intent: Intent) -> tuple[Ending, str] | None:
         """Why this VM is to end; None if it is to stay."""
@@ -273,7 +259,7 @@ class Decider:
 
     # ---- the sweep -----------------------------------------------------------------------------------------
 
-    def _sweeps(self) -> Iterator[Action]:
+    def _sweeps(self) -> Iterator[act.Action]:
         living = {intent.id: intent for intent in self._situation.intents}
         for vm in self._vms.values():
             if vm.tags.owner != self._owner or vm.state == "gone":
@@ -290,7 +276,7 @@ class Decider:
             elif vm.tags.token in self._situation.ended:
                 reason = f"intent {vm.tags.token} has ended"
             elif self._situation.restored:
-                yield Alarm(
+                yield act.Alarm(
                     "unknown_vm",
                     vm.instance_id,
                     f"VM {vm.instance_id} in {vm.zone} is in quarantine: the store, which was restored from a backup, "
@@ -298,7 +284,7 @@ class Decider:
                 )
                 continue
             elif age_s < self._config.vm.quarantine_s:
-                yield Alarm(
+                yield act.Alarm(
                     "unknown_vm",
                     vm.instance_id,
                     f"VM {vm.instance_id} in {vm.zone} has the tags of this installation, but the store knows nothing "
@@ -308,18 +294,18 @@ class Decider:
             else:
                 reason = "the store knows nothing of it"
             if self._memory.is_due(("terminate", vm.instance_id), self._now_s):
-                yield Sweep(vm, reason)
+                yield act.Sweep(vm, reason)
             if self._memory.times(("terminate", vm.instance_id)) >= self._config.alarm_after:
                 message = (
                     f"VM {vm.instance_id} in {vm.zone} belongs to no job and cannot be ended; still trying"
                 )
-                yield Alarm("undeletable", vm.instance_id, message)
+                yield act.Alarm("undeletable", vm.instance_id, message)
 
-    def _quarantine(self) -> Iterator[Action]:
+    def _quarantine(self) -> Iterator[act.Action]:
         """The VMs that a restored store does not know, whenever the cloud has listed its VMs."""
         if self._situation.restored and self._listing is not None:
             known = {intent.id for intent in self._situation.intents} | self._situation.ended
-            yield Quarantine(
+            yield act.Quarantine(
                 tuple(
                     vm
                     for vm in self._listing.vms
@@ -329,14 +315,14 @@ class Decider:
 
     # ---- vacant slots --------------------------------------------------------------------------------------
 
-    def _creates(self) -> Iterator[Action]:
+    def _creates(self) -> Iterator[act.Action]:
         """Launches of all jobs, taken in turn, so that no job waits for all launches of another."""
         jobs = list(self._specs.values())
         self._rng.shuffle(jobs)
         turns = zip_longest(*(list(self._of_job(spec)) for spec in jobs))
         return (action for action in chain.from_iterable(turns) if action is not None)
 
-    def _of_job(self, spec: FleetSpec) -> Iterator[Action]:
+    def _of_job(self, spec: FleetSpec) -> Iterator[act.Action]:
         job_id, memory = spec.job_id, self._memory
         living = [intent for intent in self._situation.intents if intent.job_id == job_id]
         staying = [intent for intent in living if intent.state != "DELETING"]
@@ -351,7 +337,7 @@ class Decider:
             return
         past = self._situation.past.get(job_id, IntentHistory())
         if past.drained:  # what ending them gave back would pay for a start and little more
-            yield Alarm("budget", job_id, f"the budget of {money(spec.budget_usd)} is used up")
+            yield act.Alarm("budget", job_id, f"the budget of {money(spec.budget_usd)} is used up")
             return
         left_usd = spec.budget_usd - self._accounts[job_id].committed_usd
         room = spec.vms_max - len(living)
@@ -373,7 +359,7 @@ class Decider:
             )
             left_usd -= intent.charges.reserved_usd
             if left_usd < self._accounts[job_id].tick_usd(option.usd_per_hour):
-                yield Alarm(
+                yield act.Alarm(
                     "unaffordable",
                     job_id,
                     f"the rest of the budget of {money(spec.budget_usd)} does not carry another {option} "
@@ -381,7 +367,7 @@ class Decider:
                 )
                 return
             staying.append(intent)
-            yield Create(intent)
+            yield act.Create(intent)
 
     def _intent(self, spec: FleetSpec, option: PlacementOption, slot: int, generation: int) -> Intent:
         token = str(UUID(int=self._rng.getrandbits(128), version=4))
@@ -406,30 +392,30 @@ class Decider:
             attempt=spec.attempt,
         )
 
-    def _loop(self, spec: FleetSpec) -> Alarm | None:
+    def _loop(self, spec: FleetSpec) -> act.Alarm | None:
         """An alarm if so many VMs ended before they joined that further launches would only cost money."""
         health = self._situation.past.get(spec.job_id, IntentHistory()).health[: self._config.crash_loop.vms]
         bad = sum(not joined for joined in health)
         if bad < self._config.crash_loop.deaths_min or bad <= self._config.crash_loop.share_max * len(health):
             return None
-        return Alarm(
+        return act.Alarm(
             "loop",
             spec.job_id,
             f"{bad} of the last {len(health)} VMs ended before they joined: no more are started; look at their image "
             "and start-up log, then resume the job",
         )
 
-    def _no_option(self, job_id: str, wanted: Sequence[PlacementOption]) -> Alarm:
+    def _no_option(self, job_id: str, wanted: Sequence[PlacementOption]) -> act.Alarm:
         barred = [self._memory.bars(option) for option in wanted]
         if all(barred):
             by_quota = all(self._memory.has_no_quota(option) for option in wanted)
-            return Alarm(
+            return act.Alarm(
                 "no_quota" if by_quota else "no_placement",
                 job_id,
                 f"no more VMs can be had: {'; '.join(dict.fromkeys(barred))}",
             )
         left = [option for option, bar in zip(wanted, barred, strict=True) if not bar]
-        return Alarm(
+        return act.Alarm(
             "sold_out",
             job_id,
             f"sold out, to be tried again later: {_in_zones(left)}; what may help: {_instead(left)}",
@@ -437,11 +423,11 @@ class Decider:
 
     # ---- what a person should know -------------------------------------------------------------------------
 
-    def _alarms(self) -> Iterator[Alarm]:
+    def _alarms(self) -> Iterator[act.Alarm]:
         memory = self._memory
         for job_id, spec in self._specs.items():
             if spec.slots and self._has_living(job_id) and self._accounts[job_id].is_near(spec):
-                yield Alarm(
+                yield act.Alarm(
                     "budget",
                     job_id,
                     f"the budget of {money(spec.budget_usd)} is about to be used up: its VMs end in "
@@ -449,15 +435,15 @@ class Decider:
                 )
         for barred, words in memory.barred.items():
             about = " ".join(str(part) for part in barred[1:])
-            yield Alarm("quota" if barred[0] == "quota" else "refused", about, words)
+            yield act.Alarm("quota" if barred[0] == "quota" else "refused", about, words)
         for what, words in memory.denied.items():
-            yield Alarm("credentials", what, words)
+            yield act.Alarm("credentials", what, words)
         if memory.times(("list",)) >= self._config.alarm_after:
-            yield Alarm(
+            yield act.Alarm(
                 "blind", self._owner, "the cloud does not list its VMs: what runs there cannot be seen"
             )
         if self._none_heard:
-            yield Alarm(
+            yield act.Alarm(
                 "silence",
                 self._owner,
                 "all VMs fell silent at once; those that cannot be reached end themselves",

@@ -173,16 +173,14 @@ class CommandProgress:
         """The report of the view that takes effect with a step."""
         group = self._group
         return m.ViewInstalled(
-            view_body(
-                View(
-                    number=group.view,
-                    first_step=step,
-                    global_batch_size=group.global_batch_size,
-                    members=tuple(Member(worker, 0) for worker in group.members),
-                    position=Position(self.epoch, self.samples),
-                    lr_scale=group.lr_scale,
-                    reason=group.reason,
-                )
+            View(
+                number=group.view,
+                first_step=step,
+                global_batch_size=group.global_batch_size,
+                members=tuple(Member(worker, 0) for worker in group.members),
+                position=Position(self.epoch, self.samples),
+                lr_scale=group.lr_scale,
+                reason=group.reason,
             )
         )
 
