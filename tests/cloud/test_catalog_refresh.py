@@ -237,23 +237,17 @@ def machine_type(
     }
 
 
-@pytest.fixture(scope="module")
-def started() -> Iterator[ComputeServer]:
-    with ComputeServer(Clock()) as server:
-        yield server
-
-
 @pytest.fixture
-def compute(started: ComputeServer) -> Iterator[ComputeServer]:
-    started.reset(Clock())
-    started.more_types = [
+def compute(compute: ComputeServer) -> Iterator[ComputeServer]:
+    compute.reset(Clock())
+    compute.more_types = [
         machine_type("n2-standard-4", 4, 16),
         machine_type("g2-standard-24", 24, 96, "nvidia-l4", 2),
         machine_type("a9-megagpu-8g", 200, 2000, "nvidia-x100-300gb", 8, ssds=16),
         machine_type("k1-new-8", 8, 32),
     ]
-    yield started
-    assert started.faults_of_ours == []
+    yield compute
+    assert compute.faults_of_ours == []
 
 
 def fetch_google(

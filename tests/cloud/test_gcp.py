@@ -14,7 +14,7 @@ pytest.importorskip("google.cloud.compute_v1")
 pytest.importorskip("googleapiclient")
 
 from gcp_server import ComputeServer
-from gcp_state import REGION, Clock
+from gcp_state import REGION
 from gcp_world import DAY_S, ZONE, GcpWorld, provider_of, world_on
 
 from scavenger.cloud.gcp.provider import ENDPOINT_VARIABLE, GcpProvider
@@ -26,15 +26,9 @@ from scavenger.testing.provider_conformance import OWNER, ProviderConformance, m
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ComputeServer]:
-    with ComputeServer(Clock()) as server:
-        yield server
-
-
 @pytest.fixture
-def world(server: ComputeServer) -> Iterator[GcpWorld]:
-    yield from world_on(server)
+def world(compute: ComputeServer) -> Iterator[GcpWorld]:
+    yield from world_on(compute)
 
 
 def body_of(world: GcpWorld, **changes: object) -> dict[str, Any]:
@@ -47,8 +41,8 @@ class TestGcp(ProviderConformance):
     """The contract."""
 
     @pytest.fixture
-    def world(self, server: ComputeServer) -> Iterator[GcpWorld]:
-        yield from world_on(server)
+    def world(self, compute: ComputeServer) -> Iterator[GcpWorld]:
+        yield from world_on(compute)
 
 
 # What is asked for
@@ -89,9 +83,9 @@ def test_a_vm_keeps_nothing_and_may_do_nothing(world: GcpWorld) -> None:
     }
 
 
-def test_settings_reach_the_vm(server: ComputeServer, world: GcpWorld) -> None:
+def test_settings_reach_the_vm(compute: ComputeServer, world: GcpWorld) -> None:
     provider = provider_of(
-        server,
+        compute,
         world.clock,
         settings=GcpInstallation(image="projects/a/global/images/mine", preemption_notice_s=0),
     )
@@ -105,7 +99,7 @@ def test_settings_reach_the_vm(server: ComputeServer, world: GcpWorld) -> None:
     )
     asked = make_request(world, spot=True)
     provider.launch(replace(asked, template=replace(asked.template, settings=settings)))
-    body = server.requests[-1][1]
+    body = compute.requests[-1][1]
 
     assert body["networkInterfaces"] == [
         {"network": "projects/p/global/networks/n", "subnetwork": "regions/us-central1/subnetworks/s"}

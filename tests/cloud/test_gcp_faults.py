@@ -13,7 +13,7 @@ pytest.importorskip("google.cloud.compute_v1")
 pytest.importorskip("googleapiclient")
 
 from gcp_server import ComputeServer
-from gcp_state import EPOCH, PROJECT, REGION, Clock, Machine
+from gcp_state import EPOCH, PROJECT, REGION, Machine
 from gcp_world import DAY_S, ZONE, GcpWorld, provider_of, world_on
 from google.api_core.exceptions import GoogleAPICallError, from_http_status
 from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
@@ -35,15 +35,9 @@ from scavenger.errors import (
 from scavenger.testing.provider_conformance import LONG_S, OWNER, make_request, token_of
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ComputeServer]:
-    with ComputeServer(Clock()) as server:
-        yield server
-
-
 @pytest.fixture
-def world(server: ComputeServer) -> Iterator[GcpWorld]:
-    yield from world_on(server)
+def world(compute: ComputeServer) -> Iterator[GcpWorld]:
+    yield from world_on(compute)
 
 
 def refusal(status: int, reason: str) -> GoogleAPICallError:
@@ -310,9 +304,9 @@ def test_quotas_leave_out_what_does_not_bear_on_vms(world: GcpWorld) -> None:
 # Time limits and odd answers
 
 
-def test_a_call_that_is_never_answered_ends(server: ComputeServer, world: GcpWorld) -> None:
-    provider = provider_of(server, world.clock, call_timeout_s=0.2)
-    server.faults.plan("hang", 1_000)
+def test_a_call_that_is_never_answered_ends(compute: ComputeServer, world: GcpWorld) -> None:
+    provider = provider_of(compute, world.clock, call_timeout_s=0.2)
+    compute.faults.plan("hang", 1_000)
     calls = {
         "launch": lambda: provider.launch(make_request_in(ZONE)),
         "describe": lambda: provider.describe("1", ZONE),
@@ -352,11 +346,11 @@ def test_the_library_repeats_nothing_by_itself(world: GcpWorld) -> None:
         assert world.faults_fired == before + 1
 
 
-def test_pages_without_end_end(server: ComputeServer, world: GcpWorld) -> None:
-    provider = provider_of(server, world.clock, operation_timeout_s=100.0)
+def test_pages_without_end_end(compute: ComputeServer, world: GcpWorld) -> None:
+    provider = provider_of(compute, world.clock, operation_timeout_s=100.0)
     for name in range(3):
         world.provider.launch(make_request(world, name))
-    server.endless, server.on_call = True, lambda: world.advance(10.0)
+    compute.endless, compute.on_call = True, lambda: world.advance(10.0)
 
     with pytest.raises(CloudUnavailableError, match="100 s"):
         provider.list_owned(OWNER)

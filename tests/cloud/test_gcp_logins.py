@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 pytest.importorskip("google.cloud.compute_v1")
 pytest.importorskip("googleapiclient")
 
-from gcp_server import ROLE, ComputeServer
-from gcp_state import Clock
-from gcp_world import GcpWorld, world_on
+from gcp_server import ROLE
+from gcp_world import GcpWorld
 
 from scavenger.cloud.gcp.inspection import LEADER_PERMISSIONS, PERMISSIONS, GcpInspection
 from scavenger.errors import ConfigurationError
 from scavenger.testing.provider_conformance import OWNER, make_request
 
 HERE, THERE, ELSEWHERE = "203.0.113.7", "198.51.100.1", "192.0.2.9"
-
-
-@pytest.fixture(scope="module")
-def compute() -> Iterator[ComputeServer]:
-    with ComputeServer(Clock()) as server:
-        yield server
-
-
-@pytest.fixture
-def gcp(compute: ComputeServer) -> Iterator[GcpWorld]:
-    yield from world_on(compute)
 
 
 def tags_of_vm(gcp: GcpWorld, instance_id: str) -> list[str]:

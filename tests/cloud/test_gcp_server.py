@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,21 +18,15 @@ AT = f"/compute/v1/projects/{PROJECT}/zones/{ZONE}"
 KEY = "a6f1e3c2-0000-4000-8000-000000000001"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ComputeServer]:
-    with ComputeServer(Clock()) as server:
-        yield server
-
-
 @pytest.fixture
-def clock(server: ComputeServer) -> Clock:
+def clock(compute: ComputeServer) -> Clock:
     clock = Clock()
-    server.reset(clock)
+    compute.reset(clock)
     return clock
 
 
-def ask(server: ComputeServer, verb: str, path: str, body: Any = None, **query: str) -> Any:
-    return requests.request(verb, server.endpoint + path, json=body, params=query, timeout=10)
+def ask(compute: ComputeServer, verb: str, path: str, body: Any = None, **query: str) -> Any:
+    return requests.request(verb, compute.endpoint + path, json=body, params=query, timeout=10)
 
 
 def vm(**changes: Any) -> dict[str, Any]:
@@ -60,15 +53,15 @@ def vm(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_a_body_that_google_would_refuse_is_refused_in_its_form(
-    server: ComputeServer, clock: Clock, changes: dict[str, Any], words: str
+    compute: ComputeServer, clock: Clock, changes: dict[str, Any], words: str
 ) -> None:
-    reply = ask(server, "POST", f"{AT}/instances", vm(**changes))
+    reply = ask(compute, "POST", f"{AT}/instances", vm(**changes))
     error = reply.json()["error"]
 
     assert (reply.status_code, error["code"]) == (400, 400)
     assert words in error["message"]
     assert error["errors"][0]["reason"]
-    assert server.project.machines == {}
+    assert compute.project.machines == {}
 
 
 @pytest.mark.parametrize(
@@ -83,49 +76,49 @@ def test_a_body_that_google_would_refuse_is_refused_in_its_form(
     ],
 )
 def test_a_path_or_parameter_that_google_does_not_have_is_refused(
-    server: ComputeServer, clock: Clock, path: str, query: dict[str, str], status: int
+    compute: ComputeServer, clock: Clock, path: str, query: dict[str, str], status: int
 ) -> None:
-    assert ask(server, "GET", path, **query).status_code == status
+    assert ask(compute, "GET", path, **query).status_code == status
 
 
 def test_the_server_notices_its_own_answers_that_google_could_not_give(
-    server: ComputeServer, clock: Clock
+    compute: ComputeServer, clock: Clock
 ) -> None:
     machine = Machine(5, "odd", ZONE, {"machineType": "x/e2-standard-4", "colour": "red"}, clock())
-    server.project.machines[5] = machine
-    ask(server, "GET", f"{AT}/instances/odd")
+    compute.project.machines[5] = machine
+    ask(compute, "GET", f"{AT}/instances/odd")
     machine.body = {"machineType": "x/e2-standard-4", "shieldedInstanceConfig": {"enableVtpm": "yes"}}
-    ask(server, "GET", f"{AT}/instances/odd")
+    ask(compute, "GET", f"{AT}/instances/odd")
 
-    assert len(server.faults_of_ours) == 2
-    assert "colour" in server.faults_of_ours[0]
-    assert "enableVtpm" in server.faults_of_ours[1]
+    assert len(compute.faults_of_ours) == 2
+    assert "colour" in compute.faults_of_ours[0]
+    assert "enableVtpm" in compute.faults_of_ours[1]
 
 
-def test_an_insert_is_one_operation_that_waits_runs_and_is_done(server: ComputeServer, clock: Clock) -> None:
-    first = ask(server, "POST", f"{AT}/instances", vm(), requestId=KEY).json()
+def test_an_insert_is_one_operation_that_waits_runs_and_is_done(compute: ComputeServer, clock: Clock) -> None:
+    first = ask(compute, "POST", f"{AT}/instances", vm(), requestId=KEY).json()
     seen = []
     for _ in range(3):
-        seen.append(ask(server, "GET", f"{AT}/operations/{first['name']}").json()["status"])
+        seen.append(ask(compute, "GET", f"{AT}/operations/{first['name']}").json()["status"])
         clock.advance(5)
-    again = ask(server, "POST", f"{AT}/instances", vm(), requestId=KEY).json()
+    again = ask(compute, "POST", f"{AT}/instances", vm(), requestId=KEY).json()
 
     assert seen == ["PENDING", "RUNNING", "DONE"]
     assert (again["name"], again["targetId"]) == (first["name"], first["targetId"])
     assert isinstance(again["targetId"], str)
-    assert ask(server, "POST", f"{AT}/instances", vm()).status_code == 409
-    assert len(server.project.machines) == 1
+    assert ask(compute, "POST", f"{AT}/instances", vm()).status_code == 409
+    assert len(compute.project.machines) == 1
 
 
-def test_pages_hold_all_of_it_once(server: ComputeServer, clock: Clock) -> None:
+def test_pages_hold_all_of_it_once(compute: ComputeServer, clock: Clock) -> None:
     for number in range(12):
-        ask(server, "POST", f"{AT}/instances", vm(name=f"vm-{number}"))
+        ask(compute, "POST", f"{AT}/instances", vm(name=f"vm-{number}"))
     names: list[str] = []
     token = ""
     while True:
         query = {"pageToken": token} if token else {}
-        page = ask(server, "GET", f"{AT}/operations", **query).json()
-        assert len(page["items"]) <= server.page_max
+        page = ask(compute, "GET", f"{AT}/operations", **query).json()
+        assert len(page["items"]) <= compute.page_max
         names += [each["targetLink"].rpartition("/")[2] for each in page["items"]]
         token = page.get("nextPageToken", "")
         if not token:
@@ -134,12 +127,12 @@ def test_pages_hold_all_of_it_once(server: ComputeServer, clock: Clock) -> None:
     assert sorted(names) == sorted(f"vm-{number}" for number in range(12))
 
 
-def test_a_vm_is_deleted_at_its_own_limit(server: ComputeServer, clock: Clock) -> None:
+def test_a_vm_is_deleted_at_its_own_limit(compute: ComputeServer, clock: Clock) -> None:
     limit = {"maxRunDuration": {"seconds": "3600"}, "instanceTerminationAction": "DELETE"}
-    ask(server, "POST", f"{AT}/instances", vm(scheduling=limit))
+    ask(compute, "POST", f"{AT}/instances", vm(scheduling=limit))
     states = []
     for _ in range(4):
-        reply = ask(server, "GET", f"{AT}/instances/a-vm")
+        reply = ask(compute, "GET", f"{AT}/instances/a-vm")
         states.append(reply.json()["status"] if reply.ok else reply.status_code)
         clock.advance(3520 if len(states) == 2 else 100)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +12,7 @@ pytest.importorskip("googleapiclient")
 
 from aws_server import AwsServer
 from aws_world import AwsWorld, Session, aws, make_provider, server, session, started
-from gcp_server import ComputeServer
-from gcp_state import Clock
-from gcp_world import GcpWorld, world_on
+from gcp_world import GcpWorld
 
 from scavenger.domain.vm import VmRequest, VmSettings
 from scavenger.errors import ConfigurationError, CredentialsError
@@ -124,17 +121,6 @@ def test_a_policy_of_the_organisation_and_a_missing_role_are_named(aws: AwsWorld
     aws.server.spot_role = False
     with pytest.raises(CredentialsError, match="create-service-linked-role"):
         aws.provider.launch(replace(request, spot=True))
-
-
-@pytest.fixture(scope="module")
-def compute() -> Iterator[ComputeServer]:
-    with ComputeServer(Clock()) as server:
-        yield server
-
-
-@pytest.fixture
-def gcp(compute: ComputeServer) -> Iterator[GcpWorld]:
-    yield from world_on(compute)
 
 
 def test_a_policy_of_google_s_organisation_is_named_with_the_setting_that_keeps_it(gcp: GcpWorld) -> None:

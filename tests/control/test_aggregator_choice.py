@@ -101,12 +101,6 @@ def ran(
     library.keep(model, record.id, measurements=6)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Any:
-    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as opened:
-        yield opened
-
-
 def number(prepared: PreparedJob) -> int:
     vms = prepared.job.elastic.aggregator_vms
     assert vms != "auto"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -93,12 +92,6 @@ class Led:
     def answer(self, state: Any = "done", message: str = "") -> None:
         (open_one,) = [one for one in self.store.operations(self.id) if not one.ended]
         self.store.end_operation(open_one.id, state, message)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path}/store.db") as found:
-        yield found
 
 
 def test_a_change_of_replicas_is_asked_for_once_and_told(store: Store, tmp_path: Path) -> None:

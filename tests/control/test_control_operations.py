@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -80,12 +80,6 @@ class Job:
     @property
     def training(self) -> tuple[str, ...]:
         return self.supervisor.workers("training")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as opened:
-        yield opened
 
 
 @pytest.fixture

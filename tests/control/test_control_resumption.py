@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import resource
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -368,12 +367,6 @@ def test_an_audit_tells_what_was_trained_on_twice_or_never(
 
 
 # ---- finding -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as opened:
-        yield opened
 
 
 def written(url: str, step: int, *, epoch: int, consumed: int) -> None:

@@ -254,15 +254,9 @@ def test_leaders_are_found_by_job_and_name_in_private_files(tmp_path: Path) -> N
 # Its VM
 
 
-@pytest.fixture
-def leader_store(tmp_path: Path) -> Any:
-    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
-        yield store
-
-
-def test_the_reconciler_on_a_leaders_vm_leaves_the_vm_alone_on_which_it_runs(leader_store: Store) -> None:
+def test_the_reconciler_on_a_leaders_vm_leaves_the_vm_alone_on_which_it_runs(store: Store) -> None:
     provider = FakeProvider(name="aws", region="us-east-1")
-    owner = leader_store.installation()
+    owner = store.installation()
     zone = provider.zones("small")[0]
     template = LaunchTemplate(3600.0)
     seen = {
@@ -272,7 +266,7 @@ def test_the_reconciler_on_a_leaders_vm_leaves_the_vm_alone_on_which_it_runs(lea
         for slot in (LEADER_SLOT, 1)
     }
     provider.advance(60.0)
-    situation = leader_store.situation("aws", "us-east-1")
+    situation = store.situation("aws", "us-east-1")
     memory = Memory()
     config = ProvisioningConfig(provider.visibility_s)
     swept = set[str]()

@@ -37,12 +37,6 @@ def cloud() -> FakeProvider:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as opened:
-        yield opened
-
-
-@pytest.fixture
 def server(tmp_path: Path) -> Iterator[AgentServer]:
     (tmp_path / "empty").mkdir()
     made = AgentServer("127.0.0.1", tmp_path / "empty")

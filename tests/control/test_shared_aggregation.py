@@ -48,12 +48,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     end_pool(tmp_path / "pool")
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as opened:
-        yield opened
-
-
 @pytest.mark.slow
 def test_it_starts_a_pool_if_none_is_served_and_uses_it(folder: Path, store: Store, tmp_path: Path) -> None:
     record = store.create_job("tiny", spec={}, job_file=tmp_path / "job.yaml")

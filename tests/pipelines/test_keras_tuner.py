@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +40,6 @@ JOB = Job(
     batch_size=[50],
     settings={"profile.steps": 3},
 )
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/store.db"
-
-
-@pytest.fixture
-def client(url: str) -> Iterator[Client]:
-    with Client(store=url) as opened:
-        yield opened
 
 
 def on_record(url: str, width: int, rate: float, value: float, **ended: Any) -> str:

@@ -33,11 +33,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "sdk.md"
 QUICK = {"profile.steps": 3, "profile.points": 2}
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/store.db"
-
-
 def job(tmp_path: Path, **options: Any) -> Job:
     settings = {**QUICK, "output": str(tmp_path / "out"), **options.pop("settings", {})}
     given = {"goal": 3, "workers": 1, "batch_size": [50], **options}

@@ -34,11 +34,6 @@ JOB = Job(
 )
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/store.db"
-
-
 def test_what_was_set_aside_for_a_job_that_never_began_is_there_again(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,11 +32,6 @@ RATES = [0.5, 0.25, 0.1]
 FAILED: dict[str, Any] = {"state": "failed", "error": "train.py:3: no", "code": 6}
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/store.db"
-
-
 def search(url: str, **options: Any) -> JobSearch:
     return JobSearch(
         JOB, **{"param_grid": {"learning_rate": RATES}, "store": url, "study": "rates", **options}

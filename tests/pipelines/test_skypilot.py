@@ -51,11 +51,6 @@ def save(store: Store, model: JobModel, name: str) -> str:
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/store.db"
-
-
-@pytest.fixture
 def client(url: str) -> Iterator[Client]:
     with Store.open(url) as store:
         save(store, fitted(slower=3.0), "digits")

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -27,17 +26,6 @@ from scavenger.store import Store
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "study"
 JOB = Job(pipeline_code.model, data=pipeline_code.data, goal={"metric": "val_loss", "max_epochs": 3})
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/store.db"
-
-
-@pytest.fixture
-def client(url: str) -> Iterator[Client]:
-    with Client(store=url) as opened:
-        yield opened
 
 
 def record(url: str, rate: float, **ended: Any) -> str:

@@ -1,4 +1,4 @@
-"""Proof, after every test of this folder, that nothing was left behind."""
+"""Proof, after every test of this folder, that nothing was left behind; and what many of them begin with."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 from processes import ours
 from waiting import eventually
+
+from scavenger.train.transport.block_file import create_block
 
 _BEGINNINGS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "socket.connect"}
 """How this process has others begin: itself, or by a connection to one that forks."""
@@ -42,6 +45,21 @@ def _files() -> set[str]:
     shared = set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
     shared = {name for name in shared if not name.startswith(("PostgreSQL.", "."))}
     return shared | {name for name in os.listdir("/tmp") if name.endswith(".ipc")}
+
+
+@pytest.fixture
+def context() -> Iterator[Any]:
+    made = zmq.Context()
+    yield made
+    made.destroy(linger=0)
+
+
+@pytest.fixture
+def fd() -> Iterator[int]:
+    """A job's block of shared memory."""
+    made = create_block()
+    yield made
+    os.close(made)
 
 
 @pytest.fixture(autouse=True)

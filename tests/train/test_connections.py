@@ -8,13 +8,11 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import zmq
 
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.job_source import JobSource
@@ -53,13 +51,6 @@ while True:
                 time.sleep(0.01)
         router.send(peer, m.Joined())
 """
-
-
-@pytest.fixture
-def context() -> Iterator[Any]:
-    made = zmq.Context()
-    yield made
-    made.destroy(linger=0)
 
 
 def test_a_hub_that_strangers_connect_to_more_often_than_it_has_descriptors_serves_its_processes(

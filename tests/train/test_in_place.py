@@ -263,13 +263,6 @@ class Sequenced:
         return [message for message in self.to_other if isinstance(message, kind)]
 
 
-@pytest.fixture
-def fd() -> Iterator[int]:
-    made = create_block()
-    yield made
-    os.close(made)
-
-
 @pytest.mark.parametrize("in_place", [True, False])
 def test_the_end_of_the_training_waits_until_a_step_in_place_is_applied_everywhere(
     in_place: bool, fd: int

@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,6 @@ pytestmark = pytest.mark.slow
 
 _SILENCE_S = 0.5
 """Longer than any answer on this machine takes."""
-
-
-@pytest.fixture
-def context() -> Iterator[Any]:
-    made = zmq.Context()
-    yield made
-    made.destroy(linger=0)
 
 
 def _intruder(context: Any, address: str, server_key: bytes | None, keys: Keys | None) -> Any:

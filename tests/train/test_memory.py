@@ -6,7 +6,6 @@ import dataclasses
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -65,13 +64,6 @@ def manifest(tensors: list[Tensor], metrics: list[tuple[int, ...]], optimizer: s
 
 def size(shape: tuple[int, ...], dtype: str) -> int:
     return int(np.prod(shape)) * np.dtype(dtype).itemsize
-
-
-@pytest.fixture
-def fd() -> Iterator[int]:
-    descriptor = create_block()
-    yield descriptor
-    os.close(descriptor)
 
 
 @given(tensors=_tensors, metrics=st.lists(_shapes, max_size=4), aggregators=st.integers(1, 4))

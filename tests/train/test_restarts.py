@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import zmq
 from hearing import heard
 from stubs import manifest
@@ -21,13 +19,6 @@ from scavenger.train.transport.sockets import EVERYBODY, Dealer, Keys, Router, n
 
 SILENCE_MS = 500
 NAME = "aggregator-0"
-
-
-@pytest.fixture
-def context() -> Iterator[Any]:
-    made = zmq.Context()
-    yield made
-    made.destroy(linger=0)
 
 
 def bootstraps(folder: Path, **options: Any) -> ProcessConfigurations:

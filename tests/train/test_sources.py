@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +36,6 @@ class Control(Dealer):
 
     def send(self, message: m.Message, payload: Any = None) -> None:
         self.said.append(message)
-
-
-@pytest.fixture
-def context() -> Iterator[Any]:
-    made = zmq.Context()
-    yield made
-    made.destroy(linger=0)
 
 
 def bootstraps(context: Any, **options: Any) -> ProcessConfigurations:

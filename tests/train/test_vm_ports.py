@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,6 @@ from scavenger.train.transport import messages as m
 from scavenger.train.transport.sockets import Dealer, Router, is_own, new_keys
 
 ELSEWHERE = "192.0.2.1"  # of a block that RFC 5737 keeps for documentation: nobody's
-
-
-@pytest.fixture
-def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
-    made = zmq.Context()
-    yield made
-    made.destroy(linger=0)
 
 
 def free_ports() -> int:
