@@ -254,12 +254,6 @@ class ControlPlane:
         process.send_signal(signal.SIGKILL)
         process.wait()
 
-    def start_again(self, name: str) -> None:
-        """Start a program that was ended."""
-        self._run(name, *self._commands[name])
-        if name == "kube-apiserver":
-            self._until_ready()
-
     def log(self, name: str) -> str:
         """What a program has written."""
         return (self._where / f"{name}.log").read_text(errors="replace")

@@ -6,11 +6,9 @@ from hypothesis import strategies as st
 
 from scavenger.scheduler.joint import assign
 from scavenger.scheduler.pool import (
-    AggregatorNode,
     BucketLoad,
     JobLoad,
     JobOnNode,
-    NodeLoad,
     NodeType,
     NoRoom,
     PoolState,
@@ -78,8 +76,3 @@ def check_pool(pool: PoolState) -> None:
         assert pool.loss(name) <= pool.rules.loss_limit + 1e-6
     assert {name: dict(load.tenants) for name, load in pool.nodes.items()} == expected
     assert all(load.within(pool.rules) for load in pool.nodes.values())
-
-
-def empty_node(name: str, type_: NodeType = SMALL) -> NodeLoad:
-    """A node without jobs."""
-    return NodeLoad(AggregatorNode(name, type_))

@@ -1,20 +1,14 @@
-"""How good an allotment can be: bounds below which no policy comes.
-
-`least_mean` is for a few jobs that are all there: a linear program for each order in which they can end. `srpt_mean`
-and `alone_mean` are for traces.
-"""
+"""How good an allotment of a few jobs that are all there can be: a bound below which no policy comes."""
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
 from itertools import permutations
 
 import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
-from scavenger.domain.curve import FloatArray, IntArray
-from scavenger.scheduler.jobs.simulation import Workload
+from scavenger.domain.curve import FloatArray
 
 JOBS_MAX = 6
 """720 orders: more jobs take minutes."""
@@ -75,43 +69,3 @@ def _least_in_order(rates: FloatArray, work: FloatArray, slots: int, order: tupl
 def _matrix(entries: list[tuple[int, int, float]], rows: int, columns: int) -> coo_array:
     row, column, value = zip(*entries, strict=True)
     return coo_array((value, (row, column)), shape=(rows, columns)).tocsr()
-
-
-def srpt_mean(workload: Workload, slots: int) -> float:
-    """The least mean if all slots were one machine, and every job used it as well as it uses any number of slots.
-
-    Shortest remaining work first is the best on one machine [1]_.
-
-    References:
-        .. [1] Schrage, "A proof of the optimality of the shortest remaining processing time discipline", 1968.
-    """
-    rates = workload.curves.rates
-    best = (rates[:, 1:] / np.arange(1, rates.shape[1])).max(axis=1)[workload.claims.curve]
-    needs_s = workload.work / (best * slots)
-    return _srpt(workload.claims.submitted_s, needs_s)
-
-
-def _srpt(submitted_s: FloatArray, needs_s: FloatArray) -> float:
-    waiting: list[tuple[float, float]] = []  # seconds left, submitted
-    now = total = 0.0
-    for begin, needs in zip([*submitted_s.tolist(), np.inf], [*needs_s.tolist(), 0.0], strict=True):
-        while waiting and now < begin:
-            left, submitted = heappop(waiting)
-            if now + left <= begin:
-                now += left
-                total += now - submitted
-            else:
-                heappush(waiting, (left - (begin - now), submitted))
-                now = begin
-        now = max(now, begin)
-        if needs > 0.0:
-            heappush(waiting, (needs, begin))
-    return total / len(submitted_s)
-
-
-def alone_mean(workload: Workload, slots: int) -> float:
-    """The mean if each job had the pool for itself, at its fastest."""
-    most: IntArray = np.minimum(workload.claims.most, slots)
-    rates = np.maximum.accumulate(workload.curves.rates, axis=1)
-    fastest = rates[workload.claims.curve, np.minimum(most, rates.shape[1] - 1)]
-    return float((workload.work / fastest + workload.change_s).mean())
