@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,8 +26,6 @@ EVERY_S = 3600.0
 """Time between two sweeps of a server."""
 FIRST_S = 60.0
 """Time from a server's start to its first sweep: jobs that are resumed have taken their VMs by then."""
-
-Inform = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +57,16 @@ def region_of(text: str) -> tuple[str, str]:
     return provider, region
 
 
-def find_leftovers(store: Store, regions: Iterable[str] = (), *, inform: Inform = log.info) -> SweepResult:
+def find_leftovers(store: Store, regions: Iterable[str] = ()) -> SweepResult:
     """Look for VMs that no job uses, and have what is found told to webhooks.
 
     Args:
         regions: Such as `gcp/us-central1`, in addition to all in which the store ever asked for VMs.
-        inform: Takes one line for the user.
 
     Raises:
         ConfigurationError: A region is not written as CLOUD/REGION.
     """
-    return _look(store, regions, inform)[0]
+    return _look(store, regions)[0]
 
 
 def end_leftovers(
@@ -78,7 +75,6 @@ def end_leftovers(
     keys: Collection[str],
     *,
     limit_s: float | None = None,
-    inform: Inform = log.info,
 ) -> tuple[str, ...]:
     """End VMs, and remove what belongs to no VM any more; a VM that a job has come to use since it was found is left.
 
@@ -87,12 +83,11 @@ def end_leftovers(
         regions: As of `find_leftovers`.
         keys: `Leftover.key` of those to end.
         limit_s: Longest wait in a region until they are gone, seconds; see `CleanUp.end`.
-        inform: As of `find_leftovers`.
 
     Returns:
         A line for each resource that may be left behind; empty if everything was removed.
     """
-    found, clearings = _look(store, regions, inform, told=True)
+    found, clearings = _look(store, regions, told=True)
     left = list(found.left)
     for clear, leftovers in clearings:
         left += clear([one for one in leftovers if one.key in keys], limit_s=limit_s)
@@ -109,9 +104,7 @@ class Clear(Protocol):
 Clearings = list[tuple[Clear, tuple[Leftover, ...]]]
 
 
-def _look(
-    store: Store, regions: Iterable[str], inform: Inform, *, told: bool = False
-) -> tuple[SweepResult, Clearings]:
+def _look(store: Store, regions: Iterable[str], *, told: bool = False) -> tuple[SweepResult, Clearings]:
     wanted = sorted({*store.vm_regions(), *map(region_of, regions)})
     clearings: Clearings = []
     checked: list[str] = []
@@ -125,7 +118,7 @@ def _look(
             continue
         checked.append(f"{provider}/{region}")
     names = [f"{provider}/{region}" for provider, region in wanted]
-    for place, clearing in _of_leaders(store, left, inform):
+    for place, clearing in _of_leaders(store, left):
         names += [] if place in names else [place]
         checked += [] if place in checked else [place]
         clearings += clearing
@@ -145,7 +138,7 @@ def _told(one: Leftover) -> dict[str, str]:
     }
 
 
-def _of_leaders(store: Store, left: list[str], inform: Inform) -> Iterator[tuple[str, Clearings]]:
+def _of_leaders(store: Store, left: list[str]) -> Iterator[tuple[str, Clearings]]:
     """What leaders have left that lead no job any more, or never did: where, and at most one clean-up."""
     from scavenger.control.leading.following import LeaderSession
     from scavenger.control.leading.record import Leaders
@@ -153,7 +146,7 @@ def _of_leaders(store: Store, left: list[str], inform: Inform) -> Iterator[tuple
 
     leaders = Leaders.beside(store)
     for record in leaders.all():
-        seat = seat_of(leaders, record, inform=inform)
+        seat = seat_of(leaders, record, inform=log.info)
         try:
             found = seat.leftovers()
         except (CloudError, ConfigurationError) as error:

@@ -32,14 +32,14 @@ _SKEW_S = 300
 _ISSUERS = ("https://accounts.google.com", "accounts.google.com")
 
 
-def fetched_certificates(timeout_s: float = _FETCH_MAX_S) -> dict[str, str]:
+def fetched_certificates() -> dict[str, str]:
     """Read Google's present certificates.
 
     Raises:
         CloudUnavailableError: If they cannot be read.
     """
     try:
-        answer = requests.get(CERTIFICATES, timeout=timeout_s)
+        answer = requests.get(CERTIFICATES, timeout=_FETCH_MAX_S)
         answer.raise_for_status()
         return _certificates(answer.json())
     except (requests.RequestException, ValueError) as error:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -90,7 +90,6 @@ class KubernetesProvider:
         settings: What all pods share.
         environment: Where the kubeconfig is named, as `KUBECONFIG`.
         room_within_s: See `ROOM_WITHIN_S`.
-        clock, sleep: Seconds.
 
     Raises:
         ConfigurationError: If there is no such context.
@@ -107,12 +106,10 @@ class KubernetesProvider:
         settings: PodSettings | None = None,
         environment: Mapping[str, str] = os.environ,
         room_within_s: float = ROOM_WITHIN_S,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.settings = settings or PodSettings()
         self._environment, self._context = environment, context
-        self._room_within_s, self._clock, self._sleep = room_within_s, clock, sleep
+        self._room_within_s = room_within_s
         self.region = context or "cluster"
 
     @cached_property
@@ -273,8 +270,8 @@ class KubernetesProvider:
             CloudUnavailableError: It waits in its queue.
             GoneError: It has ended.
         """
-        name, until = pod.metadata.name, self._clock() + self._room_within_s
-        admitted_by = self._clock() + _ADMITTED_WITHIN_S
+        name, until = pod.metadata.name, time.monotonic() + self._room_within_s
+        admitted_by = time.monotonic() + _ADMITTED_WITHIN_S
         with translated_errors(doing, region=self.region):
             while True:
                 seen = seen_of(pod)
@@ -283,18 +280,18 @@ class KubernetesProvider:
                 if pod.spec.node_name or seen.state == "stopping":
                     return seen
                 if seen.queued:
-                    if self._clock() >= admitted_by:
+                    if time.monotonic() >= admitted_by:
                         raise self._not_admitted(pod, doing)
-                    until = self._clock() + self._room_within_s
+                    until = time.monotonic() + self._room_within_s
                 grows = self._grows(pod) if _is_unschedulable(pod) else None
                 if grows:
                     return seen
-                if (_is_unschedulable(pod) and grows is False) or self._clock() >= until:
+                if (_is_unschedulable(pod) and grows is False) or time.monotonic() >= until:
                     if not _is_unschedulable(pod):
                         return seen  # the scheduler has not looked yet
                     if self._taken_back(pod):
                         raise StockOutError(f"{doing} in {request.zone}: {seen.reason or 'no node has room'}")
-                self._sleep(_LOOK_S)
+                time.sleep(_LOOK_S)
                 pod = self._objects.found(name)
                 if pod is None:
                     raise GoneError(f"{doing}: {name} was deleted")

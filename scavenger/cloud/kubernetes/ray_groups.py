@@ -83,8 +83,6 @@ class RayGroupProvider:
     Args:
         region: `CONTEXT/NAMESPACE/CLUSTER/GROUP`.
         environment: Where the kubeconfig is named.
-        clock: Seconds of the epoch.
-        sleep: Waits for seconds.
 
     Raises:
         ConfigurationError: The region is not written so.
@@ -99,8 +97,6 @@ class RayGroupProvider:
         region: str,
         *,
         environment: Mapping[str, str],
-        clock: Callable[[], float] = lambda: datetime.now(UTC).timestamp(),
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         words = region.rsplit("/", 3)
         if len(words) != 4 or not all(words):
@@ -110,7 +106,6 @@ class RayGroupProvider:
         self.region = region
         context, self._namespace, self._cluster, self._group = words
         self._environment, self._context = environment, context
-        self._clock, self._sleep = clock, sleep
         self._rng = random.Random()  # noqa: S311 - jitter
 
     @classmethod
@@ -183,7 +178,7 @@ class RayGroupProvider:
         def ask(record: Claims) -> Claims:
             if tags.token in record.claims:
                 return record
-            claim = Claim(tags.owner, tags.job_id, tags.slot, tags.generation, request.vm, self._clock())
+            claim = Claim(tags.owner, tags.job_id, tags.slot, tags.generation, request.vm, _now_s())
             return claimed(record, tags.token, claim)
 
         self.zones(request.vm)
@@ -203,9 +198,7 @@ class RayGroupProvider:
     def terminate(self, instance_id: str, zone: str) -> None:
         """See `Provider.terminate`: its pod is named for its end, and the group's number is one lower."""
         with contextlib.suppress(_NoGroupError):
-            self._written(
-                f"giving {instance_id} back", lambda record: left(record, instance_id, self._clock())
-            )
+            self._written(f"giving {instance_id} back", lambda record: left(record, instance_id, _now_s()))
 
     def list_owned(self, owner: str) -> tuple[VmSeen, ...]:
         record, pods = self._looked(f"listing pods of {self._zone}")
@@ -242,7 +235,7 @@ class RayGroupProvider:
                 raise CloudUnavailableError(
                     f"KubeRay does not end the pods of {self._zone} that are given back"
                 )
-            self._sleep(_LOOK_S)
+            time.sleep(_LOOK_S)
         if not record.claims:
             return ()
         self._written(
@@ -279,7 +272,7 @@ class RayGroupProvider:
                 pods = self._found()
                 known = begun(seen)
                 if before is not None:
-                    known = settled(before, seen, map(_pod_seen, pods.values()), self._clock())
+                    known = settled(before, seen, map(_pod_seen, pods.values()), _now_s())
                 record = change(known)
                 if (before is None and record is known) or self._is_written(before, record, spec):
                     return known if record is None else record, pods
@@ -294,7 +287,7 @@ class RayGroupProvider:
                         raise
                 else:
                     return known if record is None else record, pods
-            self._sleep(self._rng.uniform(0.01, 0.05) * (attempt + 1))
+            time.sleep(self._rng.uniform(0.01, 0.05) * (attempt + 1))
         raise CloudUnavailableError(f"{doing}: others write to the RayCluster all the time")
 
     def _is_written(self, before: Claims | None, record: Claims | None, spec: Mapping[str, Any]) -> bool:
@@ -490,3 +483,8 @@ def _context(region: str) -> str:
     from scavenger.domain.providers import CURRENT
 
     return "" if region == CURRENT else region
+
+
+def _now_s() -> float:
+    """Seconds of the epoch, as claims have them."""
+    return datetime.now(UTC).timestamp()

@@ -31,9 +31,7 @@ _LOOK_S = 0.1
 
 
 @contextmanager
-def sole_in(
-    folder: Path, *, wait_s: float = WAIT_S, sleep: Callable[[float], None] = time.sleep
-) -> Iterator[tuple[int, ...]]:
+def sole_in(folder: Path, *, wait_s: float = WAIT_S) -> Iterator[tuple[int, ...]]:
     """Have a folder alone within the block: for this process, and those that are given the descriptors.
 
     Within the block, they bear the folder's own place in the records of processes (`births.Birth`).
@@ -41,7 +39,6 @@ def sole_in(
     Args:
         folder: It is there.
         wait_s: How long to wait for another that has it.
-        sleep: How to wait, seconds.
 
     Returns:
         Descriptors that hold it, for processes that are started; none where the file system has no locks.
@@ -51,7 +48,7 @@ def sole_in(
     """
     with open(folder / _LOCK, "a+", opener=private_opener) as file:
         try:
-            _lock(file.fileno(), folder, wait_s, sleep)
+            _lock(file.fileno(), folder, wait_s)
         except OSError as error:
             logger.warning("%s cannot be locked: %s", folder, error.strerror)
             yield ()
@@ -73,7 +70,7 @@ def sole_in(
                 os.environ[PLACE_VARIABLE] = before
 
 
-def _lock(descriptor: int, folder: Path, wait_s: float, sleep: Callable[[float], None]) -> None:
+def _lock(descriptor: int, folder: Path, wait_s: float) -> None:
     left_s = wait_s
     while True:
         try:
@@ -82,7 +79,7 @@ def _lock(descriptor: int, folder: Path, wait_s: float, sleep: Callable[[float],
         except BlockingIOError:
             if left_s <= 0:
                 raise TransientError(f"another leader has {folder}, and has not ended yet") from None
-        sleep(_LOOK_S)
+        time.sleep(_LOOK_S)
         left_s -= _LOOK_S
 
 

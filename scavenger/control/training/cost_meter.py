@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from scavenger.control.training.item_meter import ItemMeter
@@ -33,7 +33,6 @@ class WorkerCostMeter:
     Args:
         offers: By VM type.
         share: Meters what its aggregators use of a pool's processors, which it pays for, too; None if they use none.
-        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -41,10 +40,9 @@ class WorkerCostMeter:
         supervisor: JobSupervisor,
         offers: Mapping[str, Offer],
         share: ItemMeter | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._supervisor, self._offers = supervisor, offers
-        self._share, self._clock, self._since = share, clock, clock()
+        self._share, self._since = share, time.monotonic()
 
     def spent_usd(self) -> float:
         seconds = self._supervisor.worker_seconds().items()
@@ -56,7 +54,7 @@ class WorkerCostMeter:
 
     def shared_usd_per_hour(self) -> float:
         """See `CostMeter.shared_usd_per_hour`: the mean of this attempt."""
-        return self._shared_usd / max(1.0, self._clock() - self._since) * 3600.0
+        return self._shared_usd / max(1.0, time.monotonic() - self._since) * 3600.0
 
     def reserved_usd(self) -> float:
         """See `CostMeter.reserved_usd`; 0, since a process ends at once."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 
 import zmq
 
@@ -40,17 +39,14 @@ class Coordinator:
 
     Args:
         config: Its process configuration; its `token` is higher than that of every earlier coordinator.
-        clock: Monotonic seconds.
     """
 
     def __init__(
         self,
         config: m.ProcessConfiguration,
         hub: HubConnection,
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._token, self._hub, self._clock = config.token, hub, clock
+        self._token, self._hub = config.token, hub
         self._membership = Membership(config.token)
         self._liveness = Liveness()
         self._brief: m.Brief | None = None
@@ -70,12 +66,12 @@ class Coordinator:
         poller = zmq.Poller()
         poller.register(self._hub.socket, zmq.POLLIN)
         self._hub.send_to(SUPERVISOR, m.Beat())
-        beat_at = self._clock()
+        beat_at = time.monotonic()
         while self._running:
             poller.poll(int(HEARTBEAT_S * 1000 / 2))
             for peer, message in self._hub.receive_messages():
                 self._take(peer, message)
-            now = self._clock()
+            now = time.monotonic()
             if now - beat_at >= HEARTBEAT_S:
                 beat_at = now
                 self._hub.send_to(SUPERVISOR, m.Beat())
@@ -118,9 +114,9 @@ class Coordinator:
     def _from_supervisor(self, message: m.Message) -> None:
         match message:
             case m.Beat():
-                self._supervisor_at = self._clock()
+                self._supervisor_at = time.monotonic()
             case m.Brief():
-                self._supervisor_at = self._clock()
+                self._supervisor_at = time.monotonic()
                 self._take_over(message)
             case m.Launched():
                 self._launched(message.worker)
@@ -128,7 +124,7 @@ class Coordinator:
                 self._ended(message.name, message.death)
             case m.Working():
                 for name, idle_s in message.idle_s.items():
-                    self._liveness.worked(name, self._clock() - idle_s)
+                    self._liveness.worked(name, time.monotonic() - idle_s)
             case m.ResizeMembers():
                 self._resize(message)
             case m.Rewind() if self._brief is not None:
@@ -202,7 +198,7 @@ class Coordinator:
             self._hub.send_to(EVERYBODY, m.RollCall(self._token))
             for name in brief.aggregators:
                 # an aggregator that hung before this takeover never sends anything; one that starts gets more time
-                self._liveness.heard(name, self._clock() + SILENT_S)
+                self._liveness.heard(name, time.monotonic() + SILENT_S)
         if brief.resize is not None:
             self._resize(brief.resize)
         self._command = brief.command
@@ -217,7 +213,7 @@ class Coordinator:
             self._membership.restore(number, message.view, self._present)
         for worker in self._membership.workers(WorkerState.TRAINING):
             self._liveness.heard(
-                worker, self._clock()
+                worker, time.monotonic()
             )  # so that one that never sends anything counts as silent
         for worker in sorted(self._present):
             self._ready(worker)
@@ -230,11 +226,11 @@ class Coordinator:
     def _launched(self, worker: str) -> None:
         if not self._membership.knows(worker):
             self._membership.launch(worker)
-            self._starts.launched(worker, self._clock())
+            self._starts.launched(worker, time.monotonic())
 
     def _aggregator_ready(self, message: m.AggregatorReady) -> None:
         name = aggregator_name(message.index)
-        self._liveness.heard(name, self._clock())
+        self._liveness.heard(name, time.monotonic())
         self._expelled.discard(name)
         self._initialization.aggregator_ready(message)
         if not message.initialised and message.index == 0 and not self._initialization.informed:
@@ -243,7 +239,7 @@ class Coordinator:
     # ---- views ---------------------------------------------------------------------------------------------
 
     def _ready(self, worker: str) -> None:
-        self._liveness.heard(worker, self._clock())
+        self._liveness.heard(worker, time.monotonic())
         self._announce(self._membership.ready(worker))
 
     def _resize(self, message: m.ResizeMembers) -> None:
@@ -263,7 +259,7 @@ class Coordinator:
     def _announce(self, announce: Announce | None) -> None:
         if announce is None or not self._initialization.informed or self._brief is None:
             return
-        self._announced_at = self._clock()
+        self._announced_at = time.monotonic()
         self._hub.send_to(self._brief.aggregators[0], m.Announcement(announce))
         fail_here("coordinator.announced")
 
@@ -281,7 +277,7 @@ class Coordinator:
         self._initialization.lost(worker)
 
     def _beat(self, name: str, beat: m.Beat) -> None:
-        now = self._clock()
+        now = time.monotonic()
         if self._brief is None:
             return
         if name in self._brief.aggregators:

@@ -167,8 +167,6 @@ class WeightsInbox:
         block: Block,
         remote: Sequence[int],
         layout: Layout | None = None,
-        *,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._block, self._remote = block, tuple(remote)
         self.layout = layout or block.layout
@@ -176,7 +174,7 @@ class WeightsInbox:
         self._arrivals: dict[int, Arrival] = {}
         self._step: int | None = None
         self._map = 0
-        self._clock, self._wanted_at = clock, 0.0
+        self._wanted_at = 0.0
         self._arrived_at: dict[int, float] = {}
         self.number = 0
         self.received_bytes = 0
@@ -194,7 +192,7 @@ class WeightsInbox:
         if step != self._step or layout.map_number != self._map or changed:
             self._step, self.number, self._optimizers = step, self.number + 1, optimizers or {}
             self._map = layout.map_number
-            self._wanted_at, self._arrived_at = self._clock(), {}
+            self._wanted_at, self._arrived_at = time.perf_counter(), {}
             self._arrivals = {
                 index: Arrival(chunks_of(_weights_ranges(layout, index, self._optimizers.get(index))))
                 for index in self._remote
@@ -217,7 +215,7 @@ class WeightsInbox:
             arrival.took(chunk.offset)
             self.received_bytes += len(payload)
             if arrival.complete:
-                self._arrived_at[index] = self._clock()
+                self._arrived_at[index] = time.perf_counter()
 
     def check(self, index: int, check: ChunkQuery) -> Lacking | None:
         """List the chunks of fully sent weights that have not arrived; None for none, or if they are not wanted."""
