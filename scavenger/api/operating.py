@@ -14,24 +14,12 @@ from scavenger.api.calls import Local, Remote, Source, call
 from scavenger.api.forms import WHOLE, JobKey, WorkerName
 from scavenger.api.operations import OperationAnswer, outcome
 from scavenger.api.submissions import SubmissionAnswer, submitted
+from scavenger.domain import operation as op
 from scavenger.domain.fingerprint import AGGREGATORS_MAX
-from scavenger.domain.operation import (
-    REASON_MAX,
-    REASON_PATTERN,
-    Migrate,
-    Operation,
-    ProfileRange,
-    ScaleAggregators,
-    ScaleIn,
-    ScaleOut,
-    ScaleTo,
-    StopJob,
-    TakeShare,
-)
 from scavenger.domain.ranges import WORKERS_MAX
 from scavenger.errors import ConfigurationError, NotSupportedError
 
-Made = TypeVar("Made", bound=Operation)
+Made = TypeVar("Made", bound=op.Operation)
 
 # the bounds stand inside, where the document shows them
 Workers = Annotated[int, Field(strict=True, ge=1, le=WORKERS_MAX), WHOLE]
@@ -102,8 +90,8 @@ def stop(
     reason: Annotated[
         str,
         Field(
-            max_length=REASON_MAX,
-            pattern=REASON_PATTERN,
+            max_length=op.REASON_MAX,
+            pattern=op.REASON_PATTERN,
             description="Why, in one line for the record; by default who asked.",
         ),
     ] = "",
@@ -114,16 +102,16 @@ def stop(
         cancelled = at.store.cancel(waiting.id, f"withdrawn by {at.user}")
         if cancelled is not None and cancelled.state == "cancelled":
             return SubmissionAnswer(submission=submitted(cancelled))
-    return _asked(at, job, StopJob(save, reason))
+    return _asked(at, job, op.StopJob(save, reason))
 
 
-def _asked(at: Local, key: str, operation: Operation) -> OperationAnswer:
+def _asked(at: Local, key: str, operation: op.Operation) -> OperationAnswer:
     job = at.find_job(key)
     by = _requester() if at.caller is None else f"{at.user} (server)"
     return outcome(job, at.store.submit_operation(job.id, operation, by))
 
 
-def request(source: Source, job_id: str, operation: Operation) -> OperationAnswer:
+def request(source: Source, job_id: str, operation: op.Operation) -> OperationAnswer:
     """Request an operation of a running job; see `Store.submit_operation`.
 
     Raises:
@@ -133,14 +121,14 @@ def request(source: Source, job_id: str, operation: Operation) -> OperationAnswe
     """
     given = asdict(operation)
     match operation:
-        case Migrate():
+        case op.Migrate():
             return migrate(source, job_id, **given)
-        case StopJob():
+        case op.StopJob():
             answer = stop(source, job_id, **given)
             if isinstance(answer, OperationAnswer):
                 return answer
             raise ConfigurationError(f"job {job_id[:8]} had not begun: it was withdrawn from the queue")
-        case ProfileRange() | TakeShare():
+        case op.ProfileRange() | op.TakeShare():
             if isinstance(source, Remote):
                 raise NotSupportedError("the server takes no such operation; ask on its own machine")
             return _asked(source, job_id, operation)
@@ -156,11 +144,11 @@ def _requester() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-_SCALINGS: dict[str, Callable[[Any], Operation]] = {
-    "workers": ScaleTo,
-    "add": ScaleOut,
-    "remove": ScaleIn,
-    "aggregators": ScaleAggregators,
+_SCALINGS: dict[str, Callable[[Any], op.Operation]] = {
+    "workers": op.ScaleTo,
+    "add": op.ScaleOut,
+    "remove": op.ScaleIn,
+    "aggregators": op.ScaleAggregators,
 }
 
 
@@ -169,7 +157,7 @@ def scaling(
     add: int | None = None,
     remove: tuple[str, ...] = (),
     aggregators: int | None = None,
-) -> Operation:
+) -> op.Operation:
     """The change of size that the options ask for.
 
     Raises:
@@ -185,13 +173,13 @@ def scaling(
     return _made(lambda: _SCALINGS[name](value))
 
 
-def migration(workers: tuple[str, ...]) -> Migrate:
+def migration(workers: tuple[str, ...]) -> op.Migrate:
     """The migration of these workers, or of all workers if none is given.
 
     Raises:
         ConfigurationError: A name is not the id of a worker.
     """
-    return _made(lambda: Migrate(workers or None))
+    return _made(lambda: op.Migrate(workers or None))
 
 
 def _made(make: Callable[[], Made]) -> Made:

@@ -9,21 +9,10 @@ from html import escape
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from scavenger import errors
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.curve import Choice, CurvePoint, Infeasible, TradeoffCurve, thinned
 from scavenger.domain.report import Actual, JobState, MetricOutcome, Predicted, RunReport
-from scavenger.errors import (
-    CleanupError,
-    CloudError,
-    ConfigurationError,
-    Interrupted,
-    LimitReachedError,
-    NoFeasiblePlanError,
-    ScavengerError,
-    StoreError,
-    TrainingError,
-    TransientError,
-)
 from scavenger.presentation.formatting import (
     beside_target,
     clean,
@@ -49,17 +38,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Models", "Plan", "Run", "Submission", "Table"]
 
-_ERRORS: dict[int, type[ScavengerError]] = {
+_ERRORS: dict[int, type[errors.ScavengerError]] = {
     kind.exit_code: kind
     for kind in (
-        ConfigurationError,
-        TransientError,
-        NoFeasiblePlanError,
-        LimitReachedError,
-        TrainingError,
-        CloudError,
-        CleanupError,
-        StoreError,
+        errors.ConfigurationError,
+        errors.TransientError,
+        errors.NoFeasiblePlanError,
+        errors.LimitReachedError,
+        errors.TrainingError,
+        errors.CloudError,
+        errors.CleanupError,
+        errors.StoreError,
     )
 }
 _ROWS = 24
@@ -139,7 +128,7 @@ class Plan(_Shown):
             ConfigurationError: If the job ended before they were made.
         """
         if self.report.curve is None:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"job {self.name} ({self.id[:8]}) has no curve: it is {self.report.job.state}"
             )
         return self.report.curve
@@ -154,9 +143,9 @@ class Plan(_Shown):
         """
         choice = self.report.choice
         if isinstance(choice, Infeasible):
-            raise NoFeasiblePlanError(choice.reason)
+            raise errors.NoFeasiblePlanError(choice.reason)
         if choice is None:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"job {self.name} ({self.id[:8]}) has no choice: it is {self.report.job.state}"
             )
         return choice
@@ -252,13 +241,13 @@ class Run(Plan):
         return self.report.result.model_path
 
     @property
-    def error(self) -> ScavengerError | None:
+    def error(self) -> errors.ScavengerError | None:
         """Why it ended before its goal; None if it did not."""
         report = self.report
-        if report.job.state == "interrupted" or report.exit_code in (0, Interrupted.exit_code):
+        if report.job.state == "interrupted" or report.exit_code in (0, errors.Interrupted.exit_code):
             return None
         words = report.error or f"job {self.name} ({self.id[:8]}) ended: {self.state}"
-        found = _ERRORS.get(report.exit_code, ScavengerError)(words)
+        found = _ERRORS.get(report.exit_code, errors.ScavengerError)(words)
         if lines := traceback_lines(report.result.traceback):
             found.add_note("\n".join(lines))
         return found

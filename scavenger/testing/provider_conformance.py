@@ -22,19 +22,9 @@ from uuid import NAMESPACE_URL, uuid5
 
 import pytest
 
+from scavenger import errors
 from scavenger.cloud.base import CONSOLE_CHARACTERS, Provider
 from scavenger.domain.vm import LaunchTemplate, VmRequest, VmSeen, VmTags
-from scavenger.errors import (
-    CloudError,
-    CloudUnavailableError,
-    ConfigurationError,
-    CredentialsError,
-    GoneError,
-    QuotaError,
-    ScavengerError,
-    StockOutError,
-    ThrottledError,
-)
 
 __all__ = ["Fact", "Hook", "ProviderConformance", "World", "alive", "make_request"]
 
@@ -203,7 +193,7 @@ class ProviderConformance:
         assert all(zone.startswith(world.provider.region) for zone in zones)
 
     def test_an_unknown_type_is_named(self, world: World) -> None:
-        with pytest.raises(ConfigurationError) as caught:
+        with pytest.raises(errors.ConfigurationError) as caught:
             world.provider.zones(world.vm_unknown)
 
         assert world.vm_unknown in str(caught.value)
@@ -219,7 +209,7 @@ class ProviderConformance:
         else:
             request = replace(request, zone=f"{world.provider.region}-nowhere")
 
-        with pytest.raises(ConfigurationError) as caught:
+        with pytest.raises(errors.ConfigurationError) as caught:
             world.provider.launch(request)
 
         assert_for_a_person(caught.value)
@@ -291,7 +281,7 @@ class ProviderConformance:
         ids: list[str] = []
 
         def launch() -> None:
-            with contextlib.suppress(CloudUnavailableError, ThrottledError):
+            with contextlib.suppress(errors.CloudUnavailableError, errors.ThrottledError):
                 ids.append(world.provider.launch(request).instance_id)
 
         threads = [threading.Thread(target=launch) for _ in range(3)]
@@ -309,7 +299,7 @@ class ProviderConformance:
         request = make_request(world)
         before = world.faults_fired
         world.lose_answers(1)
-        with contextlib.suppress(CloudUnavailableError):
+        with contextlib.suppress(errors.CloudUnavailableError):
             world.provider.launch(request)
         assert world.faults_fired > before
         world.lose_answers(0)
@@ -325,7 +315,7 @@ class ProviderConformance:
 
         try:
             second = world.provider.launch(other)
-        except (ConfigurationError, CloudError) as error:
+        except (errors.ConfigurationError, errors.CloudError) as error:
             assert_for_a_person(error)
         else:
             assert second.instance_id == first.instance_id
@@ -338,7 +328,7 @@ class ProviderConformance:
         world.provider.terminate(first.instance_id, first.zone)
         world.advance(LONG_S)
 
-        with pytest.raises(GoneError) as caught:
+        with pytest.raises(errors.GoneError) as caught:
             world.provider.launch(request)
 
         assert_for_a_person(caught.value)
@@ -352,7 +342,7 @@ class ProviderConformance:
         world.preempt(first.instance_id)
         world.advance(LONG_S)
 
-        with pytest.raises(GoneError):
+        with pytest.raises(errors.GoneError):
             world.provider.launch(request)
 
         assert alive(world) == []
@@ -371,7 +361,7 @@ class ProviderConformance:
         assert len(text) == CONSOLE_CHARACTERS
 
     def test_a_vm_that_there_never_was_has_no_console(self, world: World) -> None:
-        with pytest.raises(GoneError) as caught:
+        with pytest.raises(errors.GoneError) as caught:
             world.provider.console(world.instance_unknown, world.provider.zones(world.vm)[0])
         assert_for_a_person(caught.value)
 
@@ -381,7 +371,7 @@ class ProviderConformance:
         first, second, *_ = world.provider.zones(world.vm)
         world.stock_out(first)
 
-        with pytest.raises(StockOutError) as caught:
+        with pytest.raises(errors.StockOutError) as caught:
             world.provider.launch(make_request(world, 1, zone=first))
         assert first in str(caught.value)
         assert_for_a_person(caught.value)
@@ -398,7 +388,7 @@ class ProviderConformance:
         world.limit(1)
         world.provider.launch(make_request(world, 1, spot=spot))
 
-        with pytest.raises(QuotaError) as caught:
+        with pytest.raises(errors.QuotaError) as caught:
             world.provider.launch(make_request(world, 2, spot=spot))
 
         assert caught.value.quota
@@ -422,13 +412,17 @@ class ProviderConformance:
 
     @pytest.mark.parametrize(
         ("fault", "error"),
-        [("throttle", ThrottledError), ("deny", CredentialsError), ("fail", CloudUnavailableError)],
+        [
+            ("throttle", errors.ThrottledError),
+            ("deny", errors.CredentialsError),
+            ("fail", errors.CloudUnavailableError),
+        ],
     )
     @pytest.mark.parametrize(
         "operation", ["launch", "describe", "terminate", "list_owned", "remove_leftovers"]
     )
     def test_a_fault_is_told_for_what_it_is_and_nothing_is_done(
-        self, world: World, operation: str, fault: str, error: type[ScavengerError]
+        self, world: World, operation: str, fault: str, error: type[errors.ScavengerError]
     ) -> None:
         self._need(*(("throttling",) if fault == "throttle" else ()))
         seen = world.provider.launch(make_request(world))
@@ -457,7 +451,7 @@ class ProviderConformance:
     # Looking
 
     def test_a_vm_that_never_was_is_gone(self, world: World) -> None:
-        with pytest.raises(GoneError) as caught:
+        with pytest.raises(errors.GoneError) as caught:
             world.provider.describe(world.instance_unknown, world.provider.zones(world.vm)[0])
 
         assert world.instance_unknown in str(caught.value)
@@ -476,7 +470,7 @@ class ProviderConformance:
             try:
                 world.provider.terminate(launched.instance_id, launched.zone)
                 break
-            except CloudUnavailableError:
+            except errors.CloudUnavailableError:
                 world.advance(world.provider.visibility_s / 10)
         world.advance(LONG_S)
 
@@ -532,7 +526,7 @@ class ProviderConformance:
         world.provider.terminate(launched.instance_id, launched.zone)
 
         assert [fact.instance_id for fact in alive(world)] == [other.instance_id]
-        with pytest.raises(GoneError):
+        with pytest.raises(errors.GoneError):
             world.provider.describe(launched.instance_id, launched.zone)
 
     def test_a_vm_is_not_called_gone_while_it_is_paid_for(self, world: World) -> None:
@@ -543,7 +537,7 @@ class ProviderConformance:
         for _ in range(60):
             try:
                 state = world.provider.describe(launched.instance_id, launched.zone).state
-            except GoneError:
+            except errors.GoneError:
                 state = "gone"
             assert state in ("stopping", "gone")
             assert (state == "gone") <= (alive(world) == [])
@@ -566,7 +560,7 @@ class ProviderConformance:
         world.advance(LONG_S)
         before = world.faults_fired
         world.lose_answers(1)
-        with contextlib.suppress(CloudUnavailableError):
+        with contextlib.suppress(errors.CloudUnavailableError):
             world.provider.terminate(launched.instance_id, launched.zone)
         assert world.faults_fired > before
         world.lose_answers(0)
@@ -585,7 +579,7 @@ class ProviderConformance:
         getattr(world, how)(launched.instance_id)
         world.advance(LONG_S)
 
-        with contextlib.suppress(GoneError):
+        with contextlib.suppress(errors.GoneError):
             seen = world.provider.describe(launched.instance_id, launched.zone)
             assert seen.state == "gone"
             assert seen.reason

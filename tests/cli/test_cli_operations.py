@@ -21,15 +21,7 @@ from scavenger_cli.ui import console
 from warm_commands import Command
 
 from scavenger.api import asking
-from scavenger.domain.operation import (
-    Migrate,
-    Operation,
-    ScaleAggregators,
-    ScaleIn,
-    ScaleOut,
-    ScaleTo,
-    StopJob,
-)
+from scavenger.domain import operation as op
 from scavenger.store import Store
 from scavenger.store.owner import this_process
 from scavenger.store.record_file import RECORD_FILE, RecordFile
@@ -55,9 +47,9 @@ def job_id(store_url: str) -> str:
 
 
 @contextmanager
-def driven(store_url: str, job_id: str, answer: Answer) -> Iterator[list[Operation]]:
+def driven(store_url: str, job_id: str, answer: Answer) -> Iterator[list[op.Operation]]:
     """Takes one operation and answers it, as the driver would between two steps; what it took."""
-    taken: list[Operation] = []
+    taken: list[op.Operation] = []
     leave = threading.Event()
 
     def drive() -> None:
@@ -85,18 +77,18 @@ def done(store: Store, operation: OperationRecord) -> None:
 @pytest.mark.parametrize(
     ("arguments", "operation"),
     [
-        (("scale", "--workers", 4), ScaleTo(4)),
-        (("scale", "-k", 1), ScaleTo(1)),
-        (("scale", "--add", 2), ScaleOut(2)),
-        (("scale", "--remove", "w1", "--remove", "w2,w3"), ScaleIn(("w1", "w2", "w3"))),
-        (("scale", "--aggregators", 1), ScaleAggregators(1)),
-        (("migrate",), Migrate()),
-        (("migrate", "--worker", "w0"), Migrate(("w0",))),
+        (("scale", "--workers", 4), op.ScaleTo(4)),
+        (("scale", "-k", 1), op.ScaleTo(1)),
+        (("scale", "--add", 2), op.ScaleOut(2)),
+        (("scale", "--remove", "w1", "--remove", "w2,w3"), op.ScaleIn(("w1", "w2", "w3"))),
+        (("scale", "--aggregators", 1), op.ScaleAggregators(1)),
+        (("migrate",), op.Migrate()),
+        (("migrate", "--worker", "w0"), op.Migrate(("w0",))),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
 )
 def test_what_the_options_say_reaches_the_driver(
-    scavenger: Run, store_url: str, job_id: str, arguments: tuple[object, ...], operation: Operation
+    scavenger: Run, store_url: str, job_id: str, arguments: tuple[object, ...], operation: op.Operation
 ) -> None:
     with driven(store_url, job_id, done) as taken:
         code, out, err = scavenger(arguments[0], "digits-cnn", *arguments[1:])
@@ -140,7 +132,7 @@ def test_an_answer_that_is_no_yes_is_an_error_with_its_reason(
 
 def test_a_stop_is_waited_for_until_the_job_has_ended(scavenger: Run, store_url: str, job_id: str) -> None:
     def answer(store: Store, operation: OperationRecord) -> None:
-        assert operation.operation == StopJob(save=False)
+        assert operation.operation == op.StopJob(save=False)
         store.end_operation(operation.id, "done", "stopping")
         time.sleep(0.1)  # a wait that gives up too soon would see the job run
         store.finish_job(job_id, state="interrupted", report=None, exit_code=130)
@@ -162,7 +154,7 @@ def test_without_waiting_the_request_stands_and_a_second_is_told_to_retry(
     assert (code, json.loads(out)["exit_code"]) == (3, 3)
     assert "try again" in err
     with Store.open(store_url) as store:
-        assert [each.operation for each in store.operations(job_id)] == [ScaleOut(1)]
+        assert [each.operation for each in store.operations(job_id)] == [op.ScaleOut(1)]
 
 
 def test_what_nobody_takes_in_time_is_withdrawn(scavenger: Run, store_url: str, job_id: str) -> None:
@@ -272,7 +264,7 @@ class TestStatus:
             known = {"role": "worker", "state": "training", "pid": 4711, "host": "node-7"}
             store.set_process(job_id, "w0", **known, step=12, view=3)  # type: ignore[misc,arg-type]
             store.set_process(job_id, "w1", role="worker", state="lost", detail="was killed\x1b[2J")
-            store.submit_operation(job_id, ScaleTo(4), "ann@host")
+            store.submit_operation(job_id, op.ScaleTo(4), "ann@host")
         _, out, _ = scavenger("status", job_id)
         row = next(line for line in out.splitlines() if line.startswith("w0"))
 

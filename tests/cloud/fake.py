@@ -22,22 +22,13 @@ from typing import Literal, TypeVar
 import pytest
 from nested import changed
 
+from scavenger import errors
 from scavenger.cloud.adapters import Adapter
 from scavenger.cloud.base import CONSOLE_CHARACTERS
 from scavenger.domain import providers
 from scavenger.domain.capabilities import Capabilities
 from scavenger.domain.providers import ProviderKind
 from scavenger.domain.vm import DEFAULT_SETTINGS, Quota, VmRequest, VmSeen, VmSettings
-from scavenger.errors import (
-    CloudError,
-    CloudUnavailableError,
-    ConfigurationError,
-    CredentialsError,
-    GoneError,
-    QuotaError,
-    StockOutError,
-    ThrottledError,
-)
 from scavenger.testing.provider_conformance import Fact
 
 Operation = Literal[
@@ -54,7 +45,7 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 class Fault:
     """What a call meets; `done`: only after it has done its work, so that the answer alone is lost."""
 
-    error: CloudError
+    error: errors.CloudError
     done: bool = False
 
 
@@ -123,7 +114,9 @@ class FakeProvider:
         """See `Provider.zones`."""
         fault = self._enter("zones", vm)
         if vm not in self.types:
-            raise ConfigurationError(f"{self.region} has no VM type {vm!r}; it has {', '.join(self.types)}")
+            raise errors.ConfigurationError(
+                f"{self.region} has no VM type {vm!r}; it has {', '.join(self.types)}"
+            )
         return self._leave(fault, self.places)
 
     def launch(self, request: VmRequest) -> VmSeen:
@@ -137,7 +130,7 @@ class FakeProvider:
         fault = self._enter("describe", instance_id)
         vm = self._vms.get(instance_id)
         if vm is None or self._forgotten(vm):
-            raise GoneError(f"{self.region} has no VM {instance_id}")
+            raise errors.GoneError(f"{self.region} has no VM {instance_id}")
         return self._leave(fault, self._show(vm))
 
     def terminate(self, instance_id: str, zone: str) -> None:
@@ -166,7 +159,7 @@ class FakeProvider:
         fault = self._enter("console", instance_id)
         vm = self._vms.get(instance_id)
         if vm is None or self._forgotten(vm):
-            raise GoneError(f"{self.region} has no VM {instance_id}")
+            raise errors.GoneError(f"{self.region} has no VM {instance_id}")
         return self._leave(fault, self.consoles.get(instance_id, "")[-CONSOLE_CHARACTERS:])
 
     def quotas(self) -> tuple[Quota, ...]:
@@ -278,13 +271,15 @@ class FakeProvider:
         with self._lock:
             self.calls.append((operation, *what))
             if self._denied:
-                raise self._fired(CredentialsError(f"{self.region}: access denied; check the credentials"))
+                raise self._fired(
+                    errors.CredentialsError(f"{self.region}: access denied; check the credentials")
+                )
             if self._throttled > 0:
                 self._throttled -= 1
-                raise self._fired(ThrottledError(f"{self.region}: too many calls; wait"))
+                raise self._fired(errors.ThrottledError(f"{self.region}: too many calls; wait"))
             if self._failing > 0:
                 self._failing -= 1
-                raise self._fired(CloudUnavailableError(f"{self.region}: no answer; try again"))
+                raise self._fired(errors.CloudUnavailableError(f"{self.region}: no answer; try again"))
             scripted = self._scripts.get(operation)
             fault = scripted.popleft() if scripted else None
             if fault is not None and not fault.done:
@@ -294,12 +289,14 @@ class FakeProvider:
     def _leave(self, fault: Fault | None, answer: Answer, *, changes: bool = False) -> Answer:
         if fault is None and changes and self._lost > 0:
             self._lost -= 1
-            fault = Fault(CloudUnavailableError(f"{self.region}: the answer was lost; try again"), done=True)
+            fault = Fault(
+                errors.CloudUnavailableError(f"{self.region}: the answer was lost; try again"), done=True
+            )
         if fault is not None:
             raise self._fired(fault.error)
         return answer
 
-    def _fired(self, error: CloudError) -> CloudError:
+    def _fired(self, error: errors.CloudError) -> errors.CloudError:
         self.faults_fired += 1
         return error
 
@@ -307,16 +304,18 @@ class FakeProvider:
         if request.tags.token in self._tokens:
             vm = self._vms[self._tokens[request.tags.token]]
             if self._state(vm) in ("stopping", "gone"):
-                raise GoneError(f"the VM of token {request.tags.token}, {vm.seen.instance_id}, has ended")
+                raise errors.GoneError(
+                    f"the VM of token {request.tags.token}, {vm.seen.instance_id}, has ended"
+                )
             if vm.request != request:
-                raise ConfigurationError(f"token {request.tags.token} was used for another launch")
+                raise errors.ConfigurationError(f"token {request.tags.token} was used for another launch")
             return self._show(vm)
         if request.vm not in self.types or request.zone not in self.places:
-            raise ConfigurationError(f"{request.zone} has no VM type {request.vm!r}")
+            raise errors.ConfigurationError(f"{request.zone} has no VM type {request.vm!r}")
         if request.zone in self._empty:
-            raise StockOutError(f"{request.zone} has no {request.vm} now; try another zone")
+            raise errors.StockOutError(f"{request.zone} has no {request.vm} now; try another zone")
         if self._limit is not None and self._living() >= self._limit:
-            raise QuotaError(
+            raise errors.QuotaError(
                 f"{self.region}: quota VMS of {self._limit} is used up", quota="VMS", region=self.region
             )
         seen = VmSeen(

@@ -9,18 +9,9 @@ from botocore import exceptions as sdk
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from scavenger import errors
 from scavenger.cloud.aws.errors import translated
 from scavenger.cloud.aws.values import quota_name
-from scavenger.errors import (
-    CloudUnavailableError,
-    ConfigurationError,
-    CredentialsError,
-    GoneError,
-    QuotaError,
-    ScavengerError,
-    StockOutError,
-    ThrottledError,
-)
 
 
 def client_error(code: str, status: int = 400, message: str = "words") -> sdk.ClientError:
@@ -33,35 +24,35 @@ def client_error(code: str, status: int = 400, message: str = "words") -> sdk.Cl
 @pytest.mark.parametrize(
     ("code", "status", "kind"),
     [
-        ("InsufficientInstanceCapacity", 500, StockOutError),
-        ("InsufficientHostCapacity", 400, StockOutError),
-        ("InsufficientFreeAddressesInSubnet", 400, StockOutError),
-        ("SpotMaxPriceTooLow", 400, StockOutError),
-        ("VcpuLimitExceeded", 400, QuotaError),
-        ("InstanceLimitExceeded", 400, QuotaError),
-        ("MaxSpotInstanceCountExceeded", 400, QuotaError),
-        ("VolumeLimitExceeded", 400, QuotaError),
-        ("SomeNewLimitExceeded", 503, CloudUnavailableError),
-        ("RequestLimitExceeded", 503, ThrottledError),
-        ("Throttling", 400, ThrottledError),
-        ("SomeNewThrottle", 429, ThrottledError),
-        ("UnauthorizedOperation", 403, CredentialsError),
-        ("AuthFailure", 401, CredentialsError),
-        ("ExpiredToken", 400, CredentialsError),
-        ("RequestExpired", 400, CredentialsError),
-        ("OptInRequired", 401, CredentialsError),
-        ("PendingVerification", 400, CredentialsError),
-        ("InvalidInstanceID.NotFound", 400, GoneError),
-        ("InvalidAMIID.NotFound", 400, ConfigurationError),
-        ("Unsupported", 400, ConfigurationError),
-        ("SomethingNew", 400, ConfigurationError),
-        ("InternalError", 500, CloudUnavailableError),
-        ("Unavailable", 503, CloudUnavailableError),
-        ("ServiceUnavailable", 503, CloudUnavailableError),
-        ("502", 502, CloudUnavailableError),
+        ("InsufficientInstanceCapacity", 500, errors.StockOutError),
+        ("InsufficientHostCapacity", 400, errors.StockOutError),
+        ("InsufficientFreeAddressesInSubnet", 400, errors.StockOutError),
+        ("SpotMaxPriceTooLow", 400, errors.StockOutError),
+        ("VcpuLimitExceeded", 400, errors.QuotaError),
+        ("InstanceLimitExceeded", 400, errors.QuotaError),
+        ("MaxSpotInstanceCountExceeded", 400, errors.QuotaError),
+        ("VolumeLimitExceeded", 400, errors.QuotaError),
+        ("SomeNewLimitExceeded", 503, errors.CloudUnavailableError),
+        ("RequestLimitExceeded", 503, errors.ThrottledError),
+        ("Throttling", 400, errors.ThrottledError),
+        ("SomeNewThrottle", 429, errors.ThrottledError),
+        ("UnauthorizedOperation", 403, errors.CredentialsError),
+        ("AuthFailure", 401, errors.CredentialsError),
+        ("ExpiredToken", 400, errors.CredentialsError),
+        ("RequestExpired", 400, errors.CredentialsError),
+        ("OptInRequired", 401, errors.CredentialsError),
+        ("PendingVerification", 400, errors.CredentialsError),
+        ("InvalidInstanceID.NotFound", 400, errors.GoneError),
+        ("InvalidAMIID.NotFound", 400, errors.ConfigurationError),
+        ("Unsupported", 400, errors.ConfigurationError),
+        ("SomethingNew", 400, errors.ConfigurationError),
+        ("InternalError", 500, errors.CloudUnavailableError),
+        ("Unavailable", 503, errors.CloudUnavailableError),
+        ("ServiceUnavailable", 503, errors.CloudUnavailableError),
+        ("502", 502, errors.CloudUnavailableError),
     ],
 )
-def test_each_code_has_its_error(code: str, status: int, kind: type[ScavengerError]) -> None:
+def test_each_code_has_its_error(code: str, status: int, kind: type[errors.ScavengerError]) -> None:
     error = translated(client_error(code, status), region="us-east-1", location="us-east-1b", vm="c5.large")
 
     assert type(error) is kind
@@ -71,33 +62,33 @@ def test_each_code_has_its_error(code: str, status: int, kind: type[ScavengerErr
 @pytest.mark.parametrize(
     ("raised", "kind"),
     [
-        (sdk.NoCredentialsError(), CredentialsError),
-        (sdk.PartialCredentialsError(provider="env", cred_var="key"), CredentialsError),
-        (sdk.CredentialRetrievalError(provider="sso", error_msg="expired"), CredentialsError),
-        (sdk.TokenRetrievalError(provider="sso", error_msg="expired"), CredentialsError),
-        (sdk.UnauthorizedSSOTokenError(), CredentialsError),
-        (sdk.ProfileNotFound(profile="me"), CredentialsError),
-        (sdk.ParamValidationError(report="no such parameter"), ConfigurationError),
-        (sdk.EndpointConnectionError(endpoint_url="http://e"), CloudUnavailableError),
-        (sdk.ConnectTimeoutError(endpoint_url="http://e"), CloudUnavailableError),
-        (sdk.ReadTimeoutError(endpoint_url="http://e"), CloudUnavailableError),
-        (sdk.ConnectionClosedError(endpoint_url="http://e"), CloudUnavailableError),
-        (sdk.ResponseStreamingError(error="cut"), CloudUnavailableError),
-        (sdk.HTTPClientError(error="odd"), CloudUnavailableError),
-        (sdk.BotoCoreError(), CloudUnavailableError),
+        (sdk.NoCredentialsError(), errors.CredentialsError),
+        (sdk.PartialCredentialsError(provider="env", cred_var="key"), errors.CredentialsError),
+        (sdk.CredentialRetrievalError(provider="sso", error_msg="expired"), errors.CredentialsError),
+        (sdk.TokenRetrievalError(provider="sso", error_msg="expired"), errors.CredentialsError),
+        (sdk.UnauthorizedSSOTokenError(), errors.CredentialsError),
+        (sdk.ProfileNotFound(profile="me"), errors.CredentialsError),
+        (sdk.ParamValidationError(report="no such parameter"), errors.ConfigurationError),
+        (sdk.EndpointConnectionError(endpoint_url="http://e"), errors.CloudUnavailableError),
+        (sdk.ConnectTimeoutError(endpoint_url="http://e"), errors.CloudUnavailableError),
+        (sdk.ReadTimeoutError(endpoint_url="http://e"), errors.CloudUnavailableError),
+        (sdk.ConnectionClosedError(endpoint_url="http://e"), errors.CloudUnavailableError),
+        (sdk.ResponseStreamingError(error="cut"), errors.CloudUnavailableError),
+        (sdk.HTTPClientError(error="odd"), errors.CloudUnavailableError),
+        (sdk.BotoCoreError(), errors.CloudUnavailableError),
     ],
 )
 def test_each_failure_of_the_library_has_its_error(
-    raised: sdk.BotoCoreError, kind: type[ScavengerError]
+    raised: sdk.BotoCoreError, kind: type[errors.ScavengerError]
 ) -> None:
     assert type(translated(raised, region="us-east-1")) is kind
 
 
 @given(st.text(string.ascii_letters, min_size=1, max_size=30), st.integers(500, 599))
 def test_an_unknown_fault_of_the_clouds_own_is_never_called_definite(code: str, status: int) -> None:
-    assume(type(translated(client_error(code, 400), region="us-east-1")) is ConfigurationError)
+    assume(type(translated(client_error(code, 400), region="us-east-1")) is errors.ConfigurationError)
 
-    assert type(translated(client_error(code, status), region="us-east-1")) is CloudUnavailableError
+    assert type(translated(client_error(code, status), region="us-east-1")) is errors.CloudUnavailableError
 
 
 @given(st.text(max_size=2_000), st.sampled_from(["AuthFailure", "VcpuLimitExceeded", "InternalError", "Odd"]))
@@ -123,6 +114,6 @@ def test_a_quota_is_named_by_the_family_of_the_type(vm: str, spot: bool, name: s
     code = "MaxSpotInstanceCountExceeded" if spot else "VcpuLimitExceeded"
     error = translated(client_error(code), region="us-east-1", vm=vm, spot=spot)
 
-    assert isinstance(error, QuotaError)
+    assert isinstance(error, errors.QuotaError)
     assert (error.quota, error.region) == (name, "us-east-1")
     assert quota_name(vm, spot=spot) == name

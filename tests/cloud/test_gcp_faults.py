@@ -18,20 +18,10 @@ from gcp_world import DAY_S, ZONE, GcpWorld, provider_of, world_on
 from google.api_core.exceptions import GoogleAPICallError, from_http_status
 from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
 
+from scavenger import errors
 from scavenger.cloud.gcp.errors import translated_errors
 from scavenger.cloud.gcp.provider import ENDPOINT_VARIABLE, GcpProvider
 from scavenger.domain.vm import VmRequest
-from scavenger.errors import (
-    CloudError,
-    CloudUnavailableError,
-    ConfigurationError,
-    CredentialsError,
-    GoneError,
-    QuotaError,
-    ScavengerError,
-    StockOutError,
-    ThrottledError,
-)
 from scavenger.testing.provider_conformance import LONG_S, OWNER, make_request, token_of
 
 
@@ -55,7 +45,7 @@ def test_a_token_is_known_for_longer_than_google_knows_the_request(world: GcpWor
     world.provider.terminate(first.instance_id, first.zone)
     world.advance(2 * DAY_S)
 
-    with pytest.raises(GoneError):
+    with pytest.raises(errors.GoneError):
         world.provider.launch(request)
 
     assert world.server.calls["instances.insert"] == 1
@@ -77,7 +67,7 @@ def test_a_foreign_vm_of_the_same_name_is_not_taken_for_ours(world: GcpWorld) ->
     world.server.project.operations.clear()
     world.advance(DAY_S)
 
-    with pytest.raises(ConfigurationError, match="not Scavenger's"):
+    with pytest.raises(errors.ConfigurationError, match="not Scavenger's"):
         world.provider.launch(request)
 
 
@@ -85,7 +75,7 @@ def test_a_token_that_found_no_stock_may_be_launched_when_there_is_some(world: G
     request = make_request(world)
     world.stock_out(ZONE)
     for _ in range(2):
-        with pytest.raises(StockOutError):
+        with pytest.raises(errors.StockOutError):
             world.provider.launch(request)
     world.stock_out(ZONE, on=False)
 
@@ -96,7 +86,7 @@ def test_a_token_that_found_no_stock_may_be_launched_when_there_is_some(world: G
 
     world.provider.terminate(seen.instance_id, seen.zone)
     world.advance(2 * DAY_S)
-    with pytest.raises(GoneError):
+    with pytest.raises(errors.GoneError):
         world.provider.launch(request)
 
 
@@ -123,7 +113,7 @@ def test_a_token_whose_insert_no_list_shows_yet_is_known_by_its_request(world: G
     world.provider.terminate(first.instance_id, first.zone)
     world.advance(LONG_S)
 
-    with pytest.raises(GoneError):
+    with pytest.raises(errors.GoneError):
         world.provider.launch(request)
 
     assert world.server.project.alive() == []
@@ -173,11 +163,11 @@ def test_the_end_of_a_deleted_vm_is_told_by_its_operation_as_long_as_the_zone_re
     took_s = world.server.project.deleted_after_s
     assert (seen.state, seen.ended_at) == ("gone", asked_at + timedelta(seconds=took_s))
     world.server.faults.plan("fail", 9, "zoneOperations.list")
-    with pytest.raises(GoneError):
+    with pytest.raises(errors.GoneError):
         world.provider.describe(first.instance_id, first.zone)
     world.server.faults.plan("fail", 0)
     world.advance(30 * DAY_S)
-    with pytest.raises(GoneError):
+    with pytest.raises(errors.GoneError):
         world.provider.describe(first.instance_id, first.zone)
 
 
@@ -229,11 +219,11 @@ def test_after_an_accepted_insert_no_fault_says_that_there_is_no_vm(
     request = make_request(world)
     world.server.faults.plan(fault, 1_000, method)
 
-    with pytest.raises(CloudUnavailableError) as caught:
+    with pytest.raises(errors.CloudUnavailableError) as caught:
         world.provider.launch(request)
     world.server.faults.plan(fault, 0)
 
-    assert type(caught.value) is CloudUnavailableError
+    assert type(caught.value) is errors.CloudUnavailableError
     assert [world.provider.launch(request).instance_id] == [
         str(each.id) for each in world.server.project.alive()
     ]
@@ -257,22 +247,22 @@ def test_an_insert_whose_operation_is_forgotten_is_looked_up_by_name(world: GcpW
 @pytest.mark.parametrize(
     ("code", "status", "error"),
     [
-        ("ZONE_RESOURCE_POOL_EXHAUSTED", 503, StockOutError),
-        ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", 0, StockOutError),
-        ("QUOTA_EXCEEDED", 403, QuotaError),
-        ("RATE_LIMIT_EXCEEDED", 0, ThrottledError),
-        ("RESOURCE_OPERATION_RATE_EXCEEDED", 403, ThrottledError),
-        ("PERMISSIONS_ERROR", 0, CredentialsError),
-        ("WHATEVER", 403, CredentialsError),
-        ("INVALID_FIELD_VALUE", 0, ConfigurationError),
-        ("UNSUPPORTED_OPERATION", 400, ConfigurationError),
-        ("RESOURCE_NOT_FOUND", 404, ConfigurationError),
-        ("INTERNAL_ERROR", 500, CloudUnavailableError),
-        ("SOMETHING_NEW", 0, CloudUnavailableError),
+        ("ZONE_RESOURCE_POOL_EXHAUSTED", 503, errors.StockOutError),
+        ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", 0, errors.StockOutError),
+        ("QUOTA_EXCEEDED", 403, errors.QuotaError),
+        ("RATE_LIMIT_EXCEEDED", 0, errors.ThrottledError),
+        ("RESOURCE_OPERATION_RATE_EXCEEDED", 403, errors.ThrottledError),
+        ("PERMISSIONS_ERROR", 0, errors.CredentialsError),
+        ("WHATEVER", 403, errors.CredentialsError),
+        ("INVALID_FIELD_VALUE", 0, errors.ConfigurationError),
+        ("UNSUPPORTED_OPERATION", 400, errors.ConfigurationError),
+        ("RESOURCE_NOT_FOUND", 404, errors.ConfigurationError),
+        ("INTERNAL_ERROR", 500, errors.CloudUnavailableError),
+        ("SOMETHING_NEW", 0, errors.CloudUnavailableError),
     ],
 )
 def test_the_error_of_an_operation_is_told_for_what_it_is(
-    world: GcpWorld, code: str, status: int, error: type[ScavengerError]
+    world: GcpWorld, code: str, status: int, error: type[errors.ScavengerError]
 ) -> None:
     request = make_request(world)
     world.server.project.breaks.append((code, status))
@@ -290,7 +280,7 @@ def test_a_quota_that_the_operation_tells_of_is_named_by_its_metric(world: GcpWo
     world.limit(0)
     world.server.project.quota_late = True
 
-    with pytest.raises(QuotaError) as caught:
+    with pytest.raises(errors.QuotaError) as caught:
         world.provider.launch(make_request(world))
 
     assert caught.value.quota == "compute.googleapis.com/instances"
@@ -321,7 +311,7 @@ def test_a_call_that_is_never_answered_ends(compute: ComputeServer, world: GcpWo
     def ask(name: str) -> None:
         try:
             calls[name]()
-        except CloudError as error:
+        except errors.CloudError as error:
             outcomes[name] = type(error)
 
     threads = [threading.Thread(target=ask, args=(name,), daemon=True) for name in calls]
@@ -330,7 +320,7 @@ def test_a_call_that_is_never_answered_ends(compute: ComputeServer, world: GcpWo
     for patience_s, thread in enumerate(reversed(threads)):
         thread.join(10 if patience_s == 0 else 0.5)
 
-    assert outcomes == dict.fromkeys(calls, CloudUnavailableError)
+    assert outcomes == dict.fromkeys(calls, errors.CloudUnavailableError)
 
 
 def test_the_library_repeats_nothing_by_itself(world: GcpWorld) -> None:
@@ -341,7 +331,7 @@ def test_the_library_repeats_nothing_by_itself(world: GcpWorld) -> None:
         world.provider.quotas,
     ):
         before = world.faults_fired
-        with pytest.raises(CloudUnavailableError):
+        with pytest.raises(errors.CloudUnavailableError):
             call()
         assert world.faults_fired == before + 1
 
@@ -352,48 +342,48 @@ def test_pages_without_end_end(compute: ComputeServer, world: GcpWorld) -> None:
         world.provider.launch(make_request(world, name))
     compute.endless, compute.on_call = True, lambda: world.advance(10.0)
 
-    with pytest.raises(CloudUnavailableError, match="100 s"):
+    with pytest.raises(errors.CloudUnavailableError, match="100 s"):
         provider.list_owned(OWNER)
 
 
 def test_an_answer_that_is_cut_off_is_no_answer(world: GcpWorld) -> None:
     world.server.faults.plan("garble", 1)
 
-    with pytest.raises(CloudUnavailableError):
+    with pytest.raises(errors.CloudUnavailableError):
         world.provider.list_owned(OWNER)
 
 
 def test_nobody_there_is_no_answer() -> None:
     provider = GcpProvider(PROJECT, REGION, environment={ENDPOINT_VARIABLE: "http://127.0.0.1:9"})
 
-    with pytest.raises(CloudUnavailableError):
+    with pytest.raises(errors.CloudUnavailableError):
         provider.list_owned(OWNER)
 
 
 @pytest.mark.parametrize(
     ("raised", "error"),
     [
-        (DefaultCredentialsError("none found"), CredentialsError),
-        (RefreshError("invalid_grant"), CredentialsError),
-        (RefreshError("later", retryable=True), CloudUnavailableError),
-        (TransportError("no route"), CloudUnavailableError),
-        (refusal(401, "authError"), CredentialsError),
-        (refusal(403, "accessNotConfigured"), CredentialsError),
-        (refusal(403, "RATE_LIMIT_EXCEEDED"), ThrottledError),
-        (refusal(429, "busy"), ThrottledError),
-        (refusal(403, "quotaExceeded"), QuotaError),
-        (refusal(503, "ZONE_RESOURCE_POOL_EXHAUSTED"), StockOutError),
-        (refusal(409, "aborted"), CloudUnavailableError),
-        (refusal(412, "conditionNotMet"), ConfigurationError),
-        (refusal(404, "notFound"), ConfigurationError),
+        (DefaultCredentialsError("none found"), errors.CredentialsError),
+        (RefreshError("invalid_grant"), errors.CredentialsError),
+        (RefreshError("later", retryable=True), errors.CloudUnavailableError),
+        (TransportError("no route"), errors.CloudUnavailableError),
+        (refusal(401, "authError"), errors.CredentialsError),
+        (refusal(403, "accessNotConfigured"), errors.CredentialsError),
+        (refusal(403, "RATE_LIMIT_EXCEEDED"), errors.ThrottledError),
+        (refusal(429, "busy"), errors.ThrottledError),
+        (refusal(403, "quotaExceeded"), errors.QuotaError),
+        (refusal(503, "ZONE_RESOURCE_POOL_EXHAUSTED"), errors.StockOutError),
+        (refusal(409, "aborted"), errors.CloudUnavailableError),
+        (refusal(412, "conditionNotMet"), errors.ConfigurationError),
+        (refusal(404, "notFound"), errors.ConfigurationError),
     ],
 )
 def test_what_the_library_raises_is_told_for_what_it_is(
-    raised: Exception, error: type[ScavengerError]
+    raised: Exception, error: type[errors.ScavengerError]
 ) -> None:
     with (
         pytest.raises(error) as caught,
-        translated_errors("x", region=REGION, location=REGION, refused=ConfigurationError),
+        translated_errors("x", region=REGION, location=REGION, refused=errors.ConfigurationError),
     ):
         raise raised
 
@@ -402,7 +392,7 @@ def test_what_the_library_raises_is_told_for_what_it_is(
 
 def test_missing_credentials_are_told_with_the_way_to_some() -> None:
     with (
-        pytest.raises(CredentialsError, match="gcloud auth"),
+        pytest.raises(errors.CredentialsError, match="gcloud auth"),
         translated_errors("x", region=REGION, location=REGION),
     ):
         raise DefaultCredentialsError("none found")

@@ -10,20 +10,10 @@ from scripted import Scripted, trainer_of
 
 from scavenger.control.training.operations import NOT_YET, OperationHandler
 from scavenger.control.training.trainer import Trainer
+from scavenger.domain import operation as op
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import GoalSpec
 from scavenger.domain.measurement import Measurement
-from scavenger.domain.operation import (
-    Migrate,
-    Operation,
-    ProfileRange,
-    ScaleAggregators,
-    ScaleIn,
-    ScaleOut,
-    ScaleTo,
-    StopJob,
-    TakeShare,
-)
 from scavenger.errors import LimitReachedError, TransientError
 from scavenger.store import Store
 from scavenger.store.records import OperationRecord
@@ -70,7 +60,7 @@ class Job:
         while self.kept and not self.held:
             self.kept.pop(0)()
 
-    def ask(self, operation: Operation) -> OperationRecord:
+    def ask(self, operation: op.Operation) -> OperationRecord:
         """Submit it, and drive the job until it has been answered, or taken back."""
         record = self.store.submit_operation(self.id, operation, "me@here")
         self.operations.look()
@@ -90,23 +80,23 @@ def job(store: Store, tmp_path: Path) -> Job:
 @pytest.mark.parametrize(
     ("operation", "training"),
     [
-        (ScaleTo(4), ("w0", "w1", "w2", "w3")),
-        (ScaleTo(1), ("w0",)),
-        (ScaleTo(2), ("w0", "w1")),
-        (ScaleOut(1), ("w0", "w1", "w2")),
-        (ScaleIn(("w0",)), ("w1",)),
-        (Migrate(("w0",)), ("w1", "w2")),
-        (Migrate(), ("w2", "w3")),
+        (op.ScaleTo(4), ("w0", "w1", "w2", "w3")),
+        (op.ScaleTo(1), ("w0",)),
+        (op.ScaleTo(2), ("w0", "w1")),
+        (op.ScaleOut(1), ("w0", "w1", "w2")),
+        (op.ScaleIn(("w0",)), ("w1",)),
+        (op.Migrate(("w0",)), ("w1", "w2")),
+        (op.Migrate(), ("w2", "w3")),
     ],
 )
 def test_each_change_of_size_is_done_without_a_step_lost_and_the_spare_workers_go(
-    job: Job, operation: Operation, training: tuple[str, ...]
+    job: Job, operation: op.Operation, training: tuple[str, ...]
 ) -> None:
     answer = job.ask(operation)
     after = job.trainer.step
     job.trainer.until(lambda: job.trainer.step > after + 3)
 
-    batch = 32 if isinstance(operation, Migrate) else 16 * len(training)
+    batch = 32 if isinstance(operation, op.Migrate) else 16 * len(training)
     assert (answer.state, answer.message) == (
         "done",
         f"now at {Configuration('local-1', len(training), batch)}",
@@ -116,37 +106,37 @@ def test_each_change_of_size_is_done_without_a_step_lost_and_the_spare_workers_g
     assert not job.operations.waiting
 
 
-@pytest.mark.parametrize("operation", [ScaleTo(1), ScaleOut(1), ScaleIn(("w0",)), Migrate()])
+@pytest.mark.parametrize("operation", [op.ScaleTo(1), op.ScaleOut(1), op.ScaleIn(("w0",)), op.Migrate()])
 def test_the_answer_says_that_a_policy_may_change_the_size_again(
-    store: Store, tmp_path: Path, operation: Operation
+    store: Store, tmp_path: Path, operation: op.Operation
 ) -> None:
     job = Job(store, tmp_path, Scripted(epoch_steps=10**6), policy="model")
 
     said = "; elastic.policy: model may change that at its next decision, and fixed does not"
-    assert job.ask(operation).message.endswith(said) is not isinstance(operation, Migrate)
+    assert job.ask(operation).message.endswith(said) is not isinstance(operation, op.Migrate)
 
 
 def test_a_migration_never_has_fewer_workers_than_before(job: Job) -> None:
     began = job.trainer.step
-    job.ask(Migrate())
+    job.ask(op.Migrate())
 
     assert {record.workers for record in job.trainer.history.steps_since(began)} == {2}
     assert [left.kind for left in job.trainer.history.departures] == ["eviction"] * 2
 
 
 def test_fewer_aggregators_hold_the_model_while_the_job_trains_and_all_again(job: Job) -> None:
-    answer = job.ask(ScaleAggregators(2))
+    answer = job.ask(op.ScaleAggregators(2))
     assert (answer.state, answer.message) == ("done", "2 of 3 aggregators hold the model")
     assert job.supervisor.migrations.holding == (0, 1)
 
-    job.ask(ScaleAggregators(3))
+    job.ask(op.ScaleAggregators(3))
     assert job.supervisor.migrations.holding == (0, 1, 2)
     assert (job.training, job.trainer.configuration) == (("w0", "w1"), Configuration("local-1", 2, 32))
 
 
 def test_a_model_that_has_to_stay_where_it_is_stays_there_with_the_reason(job: Job) -> None:
     job.supervisor.migrations.unmoved = "the optimizer needs all gradients at once"
-    answer = job.ask(ScaleAggregators(1))
+    answer = job.ask(op.ScaleAggregators(1))
 
     assert (answer.state, answer.message) == ("refused", "the optimizer needs all gradients at once")
 
@@ -154,17 +144,17 @@ def test_a_model_that_has_to_stay_where_it_is_stays_there_with_the_reason(job: J
 @pytest.mark.parametrize(
     ("operation", "words"),
     [
-        (ScaleAggregators(4), "has 3 aggregators, by elastic.aggregators, not 4"),
-        (ScaleTo(5), "1 to 4 workers"),
-        (ScaleOut(3), "not 5"),
-        (ScaleIn(("w0", "w1")), "not 0"),
-        (ScaleIn(("w7",)), "no worker w7; it has w0, w1"),
-        (Migrate(("w0", "w9")), "no worker w9"),
-        (ProfileRange(1, 5, 5), "not 5"),
+        (op.ScaleAggregators(4), "has 3 aggregators, by elastic.aggregators, not 4"),
+        (op.ScaleTo(5), "1 to 4 workers"),
+        (op.ScaleOut(3), "not 5"),
+        (op.ScaleIn(("w0", "w1")), "not 0"),
+        (op.ScaleIn(("w7",)), "no worker w7; it has w0, w1"),
+        (op.Migrate(("w0", "w9")), "no worker w9"),
+        (op.ProfileRange(1, 5, 5), "not 5"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_the_reason_and_changes_nothing(
-    job: Job, operation: Operation, words: str
+    job: Job, operation: op.Operation, words: str
 ) -> None:
     answer = job.ask(operation)
 
@@ -174,7 +164,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason_and_changes_nothing(
 
 
 def test_a_profile_measures_from_most_to_fewest_workers_and_goes_back(job: Job) -> None:
-    answer = job.ask(ProfileRange(1, 3, steps=5))
+    answer = job.ask(op.ProfileRange(1, 3, steps=5))
 
     assert answer.state == "done"
     assert [m.configuration.workers for m in job.measured] == [3, 2, 1]
@@ -189,7 +179,7 @@ def test_sizes_that_cannot_be_kept_alive_are_left_out_of_a_profile_and_said(
 ) -> None:
     job = Job(store, tmp_path, Scripted(epoch_steps=10**6, doomed={f"w{i}" for i in range(2, 100)}))
 
-    answer = job.ask(ProfileRange(1, 3, steps=5))
+    answer = job.ask(op.ProfileRange(1, 3, steps=5))
 
     assert (answer.state, [m.configuration.workers for m in job.measured]) == ("done", [2, 1])
     assert "1 of 3 sizes could not be measured" in answer.message
@@ -201,24 +191,24 @@ def test_a_profiled_size_whose_worker_is_lost_for_good_does_not_hold_the_job_up(
     scripted = Scripted(epoch_steps=10**6, doomed={f"w{i}" for i in range(2, 100)}, dies_at={6: "w1"})
     job = Job(store, tmp_path, scripted)
 
-    answer = job.ask(ProfileRange(2, 2, steps=200))
+    answer = job.ask(op.ProfileRange(2, 2, steps=200))
 
     assert answer.state == "refused"
     assert "1 of 1 sizes could not be measured" in answer.message
 
 
-@pytest.mark.parametrize("asked", [ScaleTo(4), TakeShare(4, 9)])
+@pytest.mark.parametrize("asked", [op.ScaleTo(4), op.TakeShare(4, 9)])
 def test_more_workers_than_can_be_kept_alive_are_told_and_the_job_keeps_its_size(
-    store: Store, tmp_path: Path, asked: Operation
+    store: Store, tmp_path: Path, asked: op.Operation
 ) -> None:
     """Each that never joins is a failure of its host; a pool gets its slots back by the answer."""
     scripted = Scripted(epoch_steps=10**6, doomed={f"w{i}" for i in range(2, 100)})
-    job = Job(store, tmp_path, scripted, pool="pool gpu" if isinstance(asked, TakeShare) else "")
+    job = Job(store, tmp_path, scripted, pool="pool gpu" if isinstance(asked, op.TakeShare) else "")
 
     answer = job.ask(asked)
 
     assert (answer.state, job.training) == ("refused", ("w0", "w1"))
-    assert job.operations.obeyed == (9 if isinstance(asked, TakeShare) else 0)
+    assert job.operations.obeyed == (9 if isinstance(asked, op.TakeShare) else 0)
     failed = [one for one in job.trainer.history.departures if one.kind == "failure"]
     assert {one.worker for one in failed} >= {"w2", "w3"}
     assert all(one.host and not one.steps for one in failed)
@@ -237,7 +227,7 @@ def test_training_that_is_done_first_is_told(store: Store, tmp_path: Path) -> No
 
     job = Job(store, tmp_path, NeverReady(epoch_steps=20), goal=GoalSpec(max_epochs=1))
 
-    answer = job.ask(ScaleOut(1))
+    answer = job.ask(op.ScaleOut(1))
 
     assert (answer.state, answer.message) == ("refused", "training was finished before")
 
@@ -245,17 +235,17 @@ def test_training_that_is_done_first_is_told(store: Store, tmp_path: Path) -> No
 def test_during_the_search_only_a_stop_is_heard(job: Job, store: Store) -> None:
     job.operations.refusing = "the search is under way"
 
-    assert job.ask(ScaleTo(1)).message == "the search is under way"
-    assert job.ask(Migrate()).state == "refused"
-    assert job.ask(StopJob(save=False)).state == "running"
+    assert job.ask(op.ScaleTo(1)).message == "the search is under way"
+    assert job.ask(op.Migrate()).state == "refused"
+    assert job.ask(op.StopJob(save=False)).state == "running"
     assert job.stopped == [("stopped by me@here", False)]
 
 
 def test_a_stop_is_answered_by_the_end_of_the_job(job: Job, store: Store) -> None:
-    record = job.ask(StopJob())
+    record = job.ask(op.StopJob())
     assert record.state == "running"
     with pytest.raises(TransientError, match="busy"):
-        job.ask(ScaleTo(1))
+        job.ask(op.ScaleTo(1))
 
     store.finish_job(job.id, state="interrupted", report=None, error="stopped by me@here", exit_code=130)
 
@@ -264,21 +254,21 @@ def test_a_stop_is_answered_by_the_end_of_the_job(job: Job, store: Store) -> Non
 
 
 def test_one_operation_is_taken_at_a_time_and_the_next_only_after_its_answer(job: Job, store: Store) -> None:
-    first = store.submit_operation(job.id, ScaleTo(1), "me")
+    first = store.submit_operation(job.id, op.ScaleTo(1), "me")
     job.operations.look()
     job.operations.look()
 
     assert job.operations.waiting
     with pytest.raises(TransientError, match="busy"):
-        store.submit_operation(job.id, ScaleTo(2), "you")
+        store.submit_operation(job.id, op.ScaleTo(2), "you")
     job.operations.carry_out(job.trainer)
     assert store.operation(first.id).state == "done"
-    assert job.ask(ScaleTo(2)).state == "done"
+    assert job.ask(op.ScaleTo(2)).state == "done"
 
 
 def test_what_is_taken_while_the_store_is_held_is_refused_once_it_is_free(job: Job, store: Store) -> None:
     job.operations.refusing = "the search is under way"
-    record = store.submit_operation(job.id, ScaleTo(1), "me")
+    record = store.submit_operation(job.id, op.ScaleTo(1), "me")
     job.held = True
     job.operations.look()
     job.held = False
@@ -294,7 +284,7 @@ def test_what_is_taken_while_the_store_is_held_is_refused_once_it_is_free(job: J
 def test_an_answer_that_a_held_store_keeps_waiting_is_given_once_before_the_next_operation(
     job: Job, store: Store
 ) -> None:
-    first = store.submit_operation(job.id, ScaleTo(1), "me")
+    first = store.submit_operation(job.id, op.ScaleTo(1), "me")
     job.operations.look()
     job.held = True
     job.operations.carry_out(job.trainer)
@@ -313,7 +303,7 @@ def test_an_answer_that_a_held_store_keeps_waiting_is_given_once_before_the_next
 
 def test_what_ends_the_job_fails_the_operation_with_its_words(store: Store, tmp_path: Path) -> None:
     job = Job(store, tmp_path, Scripted(epoch_steps=10**6), deadline_s=12.0)
-    record = store.submit_operation(job.id, ProfileRange(1, 4, steps=1000), "me")
+    record = store.submit_operation(job.id, op.ProfileRange(1, 4, steps=1000), "me")
     job.operations.look()
     with pytest.raises(LimitReachedError, match="deadline"):
         job.operations.carry_out(job.trainer)
@@ -327,11 +317,11 @@ def test_a_share_of_an_older_decision_is_refused_by_its_number(store: Store, tmp
     """As of a server that slept while another one decided."""
     job = Job(store, tmp_path, Scripted(epoch_steps=10**6), pool="pool gpu", obeyed=7)
 
-    old = job.ask(TakeShare(4, 6))
+    old = job.ask(op.TakeShare(4, 6))
     assert (old.state, len(job.training)) == ("refused", 2)
     assert old.message == "allotment 6 of pool gpu is older than 7, which the job has had"
-    assert (job.ask(TakeShare(3, 9)).state, len(job.training), job.operations.obeyed) == ("done", 3, 9)
-    assert (job.ask(TakeShare(1, 8)).state, len(job.training), job.operations.obeyed) == ("refused", 3, 9)
+    assert (job.ask(op.TakeShare(3, 9)).state, len(job.training), job.operations.obeyed) == ("done", 3, 9)
+    assert (job.ask(op.TakeShare(1, 8)).state, len(job.training), job.operations.obeyed) == ("refused", 3, 9)
 
 
 def test_a_share_that_comes_while_the_job_searches_cuts_the_search_off_and_is_taken_after_it(
@@ -340,9 +330,9 @@ def test_a_share_that_comes_while_the_job_searches_cuts_the_search_off_and_is_ta
     job = Job(store, tmp_path, Scripted(epoch_steps=10**6), pool="pool gpu", obeyed=3)
     job.operations.refusing = NOT_YET
 
-    assert job.ask(ScaleTo(1)).state == "refused"
+    assert job.ask(op.ScaleTo(1)).state == "refused"
     assert not job.operations.cuts
-    asked = job.store.submit_operation(job.id, TakeShare(1, 4), "pool gpu")
+    asked = job.store.submit_operation(job.id, op.TakeShare(1, 4), "pool gpu")
     job.operations.look()
     job.operations.look()
     assert (job.operations.cuts, job.operations.obeyed) == (True, 3)

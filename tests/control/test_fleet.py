@@ -25,6 +25,7 @@ from identity_documents import Signer, identity_document
 from nested import built
 from waiting import eventually
 
+from scavenger import errors
 from scavenger.cloud.aws.identity import AwsIdentity
 from scavenger.cloud.catalog.snapshot import read_snapshot
 from scavenger.cloud.identity import IdentityVerifier
@@ -34,15 +35,6 @@ from scavenger.control.provisioning.fleet_keeping import Keeper
 from scavenger.domain.configuration import Offer
 from scavenger.domain.intent import FleetSpec, PlacementOption
 from scavenger.domain.vm import VmPackage, VmRequest, VmSeen
-from scavenger.errors import (
-    CleanupError,
-    CloudUnavailableError,
-    CredentialsError,
-    LimitReachedError,
-    QuotaError,
-    StoreBusyError,
-    TransientError,
-)
 from scavenger.policy.provisioning import slots
 from scavenger.policy.provisioning.config import Backoff, LookLimits, ProvisioningConfig, RetryWaits
 from scavenger.policy.provisioning.fleet_plan import FleetInputs
@@ -371,7 +363,7 @@ def test_workers_train_on_where_the_budget_carries_no_further_vm(scene: Scene) -
 def test_a_budget_that_carries_no_vm_at_all_ends_the_job_before_one_is_started(scene: Scene) -> None:
     scene.fleet(scene.job(), budget_usd=0.01)
     scene.launch("w0")
-    with pytest.raises(LimitReachedError, match="does not carry another"):
+    with pytest.raises(errors.LimitReachedError, match="does not carry another"):
         scene.until(lambda: False)
     assert scene.alive() == []
 
@@ -381,14 +373,14 @@ def test_a_budget_that_is_used_up_ends_the_job_in_order(scene: Scene) -> None:
     # what is left beside the reserve buys some three seconds, whether the worker has begun by then or not
     scene.fleet(scene.job(), budget_usd=need + 0.36 * 3.0 / 3600)
     scene.launch("w0")
-    with pytest.raises(LimitReachedError, match="about to be used up"):
+    with pytest.raises(errors.LimitReachedError, match="about to be used up"):
         scene.until(lambda: False)
     assert len(scene.alive()) == 1  # there is time to save what was learned
 
 
 @pytest.mark.parametrize(
     ("deny", "error"),
-    [(True, CredentialsError), (False, TransientError)],
+    [(True, errors.CredentialsError), (False, errors.TransientError)],
 )
 def test_a_job_that_gets_no_vm_says_why(scene: Scene, deny: bool, error: type[Exception]) -> None:
     scene.cloud.deny(on=deny)
@@ -401,11 +393,11 @@ def test_a_job_that_gets_no_vm_says_why(scene: Scene, deny: bool, error: type[Ex
 
 
 def test_a_quota_that_answers_the_repeat_of_a_launch_is_named_and_ends_the_job_at_once(scene: Scene) -> None:
-    quota = Fault(QuotaError("no more", quota="VCPUS", region="fake-1"))
-    scene.cloud.script("launch", Fault(CloudUnavailableError("no answer")), *[quota] * 9)
+    quota = Fault(errors.QuotaError("no more", quota="VCPUS", region="fake-1"))
+    scene.cloud.script("launch", Fault(errors.CloudUnavailableError("no answer")), *[quota] * 9)
     scene.fleet(scene.job())
     scene.launch("w0")
-    with pytest.raises(QuotaError, match="quota VCPUS in fake-1 is used up"):
+    with pytest.raises(errors.QuotaError, match="quota VCPUS in fake-1 is used up"):
         scene.until(lambda: False)
     scene.close()  # waits for what the first request may still have made
     assert sum("got no answer, and may have made VMs" in note for note in scene.notes) == 1
@@ -439,7 +431,7 @@ def test_two_vms_that_fail_alike_end_the_job_and_no_third_is_paid_for(scene: Sce
     scene.cloud.broken = "Client.VolumeLimitExceeded: Volume limit exceeded"
     scene.fleet(scene.job())
     scene.launch("aggregator-0", "w0", "w1", "w2")
-    with pytest.raises(QuotaError, match="total size of disks"):
+    with pytest.raises(errors.QuotaError, match="total size of disks"):
         scene.until(lambda: False)
 
     assert len(scene.cloud.truth()) == 2
@@ -450,7 +442,7 @@ def test_what_is_sold_out_for_longer_than_the_job_waits_ends_it(scene: Scene) ->
         scene.cloud.stock_out(zone)
     scene.fleet(scene.job(), wait_max_s=1.0)
     scene.launch("w0")
-    with pytest.raises(TransientError, match="no VM was to be had for 1 s: sold out"):
+    with pytest.raises(errors.TransientError, match="no VM was to be had for 1 s: sold out"):
         scene.until(lambda: False)
 
     assert any("what may help" in note and "(limits.vms)" in note for note in scene.notes)
@@ -534,10 +526,10 @@ def test_a_vm_that_cannot_be_ended_is_told_at_the_end(scene: Scene) -> None:
     scene.launch("w0")
     scene.placed("w0")
     scene.engines[0].close()
-    fault = Fault(CloudUnavailableError("no answer"))
+    fault = Fault(errors.CloudUnavailableError("no answer"))
     scene.cloud.script("terminate", *[fault] * 100)
     for _ in range(2):  # what failed is no success the second time
-        with pytest.raises(CleanupError, match=r"scavenger gc"):
+        with pytest.raises(errors.CleanupError, match=r"scavenger gc"):
             fleet.close(limit_s=1.0)
     assert len(scene.alive()) == 1
     for token in scene.alive():
@@ -559,7 +551,7 @@ def test_credentials_that_are_refused_at_the_end_are_told_at_once_and_not_waited
 
     began = time.monotonic()
     with pytest.raises(
-        CleanupError, match=r"refuses these credentials: .*within 15 minutes; .*`scavenger gc`"
+        errors.CleanupError, match=r"refuses these credentials: .*within 15 minutes; .*`scavenger gc`"
     ):
         fleet.close()
     assert time.monotonic() - began < 15.0
@@ -579,11 +571,11 @@ def test_a_store_that_is_held_at_the_end_is_told_and_waited_for(
     scene.engines[0].close()
 
     def held(*_: object) -> None:
-        raise StoreBusyError("the store is held")
+        raise errors.StoreBusyError("the store is held")
 
     with monkeypatch.context() as patch:
         patch.setattr(scene.store, "want_vms", held)
-        with pytest.raises(CleanupError, match="end themselves within 15 minutes"):
+        with pytest.raises(errors.CleanupError, match="end themselves within 15 minutes"):
             fleet.close(limit_s=1.0)
     fleet.close(limit_s=20.0)
     assert scene.alive() == []
@@ -611,7 +603,7 @@ def test_what_becomes_of_one_job_is_nothing_to_another(scene: Scene) -> None:
     # the first one acts for the second, whose budget it must not take for its own
     scene.fleet(scene.job(), budget_usd=need + 0.36 * 3.0 / 3600)
     scene.launch("w0")
-    with pytest.raises(LimitReachedError, match="about to be used up"):
+    with pytest.raises(errors.LimitReachedError, match="about to be used up"):
         scene.until(lambda: False)
     scene.fleets[0].tick()  # it was not this one
     # that the second one's VM is long in coming may be told: here none ever joins
@@ -621,7 +613,7 @@ def test_what_becomes_of_one_job_is_nothing_to_another(scene: Scene) -> None:
 
 def test_a_spot_vm_that_cannot_be_had_is_followed_by_one_on_demand_and_that_is_said(scene: Scene) -> None:
     scene.fleet(scene.job(), spot=True)
-    scene.cloud.script("launch", Fault(QuotaError("no more spot", quota="SPOT", region="fake-1")))
+    scene.cloud.script("launch", Fault(errors.QuotaError("no more spot", quota="SPOT", region="fake-1")))
     scene.launch("w0")
     scene.placed("w0")
 

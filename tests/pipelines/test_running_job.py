@@ -9,24 +9,15 @@ from pathlib import Path
 import pytest
 from waiting import wait_for
 
+from scavenger.domain import operation as op
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.measurement import Measurement
-from scavenger.domain.operation import (
-    Migrate,
-    Operation,
-    ProfileRange,
-    ScaleAggregators,
-    ScaleIn,
-    ScaleOut,
-    ScaleTo,
-    StopJob,
-)
 from scavenger.errors import ConfigurationError, TransientError
 from scavenger.pipelines.running import RunningJob
 from scavenger.store import Store
 from scavenger.store.records import Verdict
 
-Answer = Callable[[Operation], tuple[Verdict, str]]
+Answer = Callable[[op.Operation], tuple[Verdict, str]]
 
 
 class Driver:
@@ -35,7 +26,7 @@ class Driver:
     def __init__(self, url: str, folder: Path, answer: Answer) -> None:
         self._url, self._answer = url, answer
         self._ended = threading.Event()
-        self.taken: list[Operation] = []
+        self.taken: list[op.Operation] = []
         with Store.open(url) as store:
             self.job_id = store.create_job("tiny", spec={}, job_file=folder / "job.yaml").id
         self._thread = threading.Thread(target=self._drive)
@@ -55,9 +46,9 @@ class Driver:
                 if record is None:
                     continue
                 self.taken.append(record.operation)
-                if isinstance(record.operation, ProfileRange):
+                if isinstance(record.operation, op.ProfileRange):
                     store.add_measurements(self.job_id, [measured(2, 0.5), measured(1, 0.9)])
-                if isinstance(record.operation, StopJob):
+                if isinstance(record.operation, op.StopJob):
                     store.finish_job(self.job_id, state="interrupted", report=None, exit_code=130)
                 else:
                     store.end_operation(record.id, *self._answer(record.operation))
@@ -72,7 +63,7 @@ def url(tmp_path: Path) -> Iterator[str]:
     return f"sqlite:///{tmp_path / 's.db'}"
 
 
-def done(operation: Operation) -> tuple[Verdict, str]:
+def done(operation: op.Operation) -> tuple[Verdict, str]:
     return "done", ""
 
 
@@ -92,15 +83,15 @@ def test_each_call_asks_for_its_operation_and_returns_once_it_is_done(url: str, 
         job.stop(save=False)
 
     assert driver.taken == [
-        ScaleTo(3),
-        ScaleOut(1),
-        ScaleIn(("w1",)),
-        ScaleAggregators(2),
-        Migrate(),
-        Migrate(("w2", "w3")),
-        ScaleIn(("w12",)),
-        Migrate(("w12",)),
-        StopJob(save=False),
+        op.ScaleTo(3),
+        op.ScaleOut(1),
+        op.ScaleIn(("w1",)),
+        op.ScaleAggregators(2),
+        op.Migrate(),
+        op.Migrate(("w2", "w3")),
+        op.ScaleIn(("w12",)),
+        op.Migrate(("w12",)),
+        op.StopJob(save=False),
     ]
     with Store.open(url) as store:
         assert {record.state for record in store.operations(driver.job_id)} == {"done"}
@@ -114,7 +105,7 @@ def test_a_profile_returns_what_it_measured_also_of_a_size_that_was_known(url: s
         found = RunningJob(driver.job_id, url).profile(1, 2, steps=9)
 
     assert found == (measured(2, 0.5), measured(1, 0.9))
-    assert driver.taken == [ProfileRange(1, 2, 9)]
+    assert driver.taken == [op.ProfileRange(1, 2, 9)]
 
 
 @pytest.mark.parametrize(("verdict", "error"), [("refused", ConfigurationError), ("failed", TransientError)])

@@ -7,16 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from random import Random
 
+from scavenger import errors
 from scavenger.domain.vm import DEFAULT_SETTINGS, Quota, VmRequest, VmSeen, VmSettings, VmState
-from scavenger.errors import (
-    CloudUnavailableError,
-    ConfigurationError,
-    CredentialsError,
-    GoneError,
-    QuotaError,
-    StockOutError,
-    ThrottledError,
-)
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 ZONES = ("a", "b", "c")
@@ -124,18 +116,18 @@ class SimulatedCloud:
                 late_s *= 10
             self._later(late_s, lambda: self._quietly(request, late_s > 2 * self._limit_s))
             self._delay(self._limit_s)
-            raise CloudUnavailableError("no answer, and done later")
+            raise errors.CloudUnavailableError("no answer, and done later")
         vm = self._launch(request)
         if fate < self.weather.late + self.weather.lost:
             self._delay(self._limit_s)
-            raise CloudUnavailableError("the answer was lost")
+            raise errors.CloudUnavailableError("the answer was lost")
         return self._seen(vm, self._now())
 
     def describe(self, instance_id: str, zone: str) -> VmSeen:
         self._meet()
         vm = self.vms.get(instance_id)
         if vm is None or self._now() > vm.ended_s + FORGET_S:
-            raise GoneError(f"there is no {instance_id}")
+            raise errors.GoneError(f"there is no {instance_id}")
         return self._seen(vm, self._now())
 
     def terminate(self, instance_id: str, zone: str) -> None:
@@ -147,7 +139,7 @@ class SimulatedCloud:
         self.end(instance_id, "user")
         if self._random.random() < self.weather.lost:
             self._delay(self._limit_s)
-            raise CloudUnavailableError("the answer was lost")
+            raise errors.CloudUnavailableError("the answer was lost")
 
     def list_owned(self, owner: str) -> tuple[VmSeen, ...]:
         self._meet()
@@ -229,22 +221,22 @@ class SimulatedCloud:
         weather, fate = self.weather, self._random.random()
         if fate < weather.unavailable:
             self._delay(self._random.uniform(0, self._limit_s))
-            raise CloudUnavailableError("no answer, and nothing done")
+            raise errors.CloudUnavailableError("no answer, and nothing done")
         fate -= weather.unavailable
         if fate < weather.throttled:
-            raise ThrottledError("slow down")
+            raise errors.ThrottledError("slow down")
         fate -= weather.throttled
         if fate < weather.denied:
-            raise CredentialsError("who are you")
+            raise errors.CredentialsError("who are you")
         if request is None:
             return
         fate = self._random.random()
         if fate < weather.stock_out:
-            raise StockOutError(f"none in {request.zone}")
+            raise errors.StockOutError(f"none in {request.zone}")
         if fate < weather.stock_out + weather.quota / 2:
-            raise QuotaError("no more", quota="CPUS", region=self.region)
+            raise errors.QuotaError("no more", quota="CPUS", region=self.region)
         if fate < weather.stock_out + weather.quota:
-            raise ConfigurationError("no such image")
+            raise errors.ConfigurationError("no such image")
 
     def _find(self, token: str) -> Vm | None:
         if not self.idempotent:
@@ -257,14 +249,14 @@ class SimulatedCloud:
             vm = self.add(request)
             self._made(vm)
         elif self._now() >= vm.stopping_s:
-            raise GoneError("the VM of this token is gone")
+            raise errors.GoneError("the VM of this token is gone")
         return vm
 
     def _quietly(self, request: VmRequest, overdue: bool) -> None:
         self.overdue = overdue
         try:
             self._launch(request)
-        except GoneError:
+        except errors.GoneError:
             return
         finally:
             self.overdue = False

@@ -28,15 +28,7 @@ from scavenger.client import client as client_module
 from scavenger.client.address import keep_token, tokens_path
 from scavenger.client.events import SentEvent, read_events
 from scavenger.client.problems import error_of
-from scavenger.domain.operation import (
-    Migrate,
-    ProfileRange,
-    ScaleAggregators,
-    ScaleIn,
-    ScaleOut,
-    ScaleTo,
-    StopJob,
-)
+from scavenger.domain import operation as op
 from scavenger.domain.submission import GivenEnvironment
 from scavenger.server.problems import RefusedError, problem_of
 from scavenger.server.serving import serving
@@ -204,14 +196,20 @@ def test_a_submission_that_waits_is_found_beside_an_earlier_job_of_its_name(
 
 def test_operations_are_those_of_the_command(ann: Remote, store: Store, world: World) -> None:
     job = world.jobs["ann"]
-    scalings = (ScaleTo(3), ScaleOut(2), ScaleIn(("w0",)), ScaleAggregators(1))
-    for operation in (*scalings, Migrate(), Migrate(("w0",)), StopJob(False), StopJob(reason="too slow")):
+    scalings = (op.ScaleTo(3), op.ScaleOut(2), op.ScaleIn(("w0",)), op.ScaleAggregators(1))
+    for operation in (
+        *scalings,
+        op.Migrate(),
+        op.Migrate(("w0",)),
+        op.StopJob(False),
+        op.StopJob(reason="too slow"),
+    ):
         number = request(ann, job, operation).operation.id
         assert store.operation(number).operation == operation
         assert show_operation(ann, job, number).operation.state == "pending"
         assert withdraw(ann, job, number).operation.state == "refused"
     with pytest.raises(errors.NotSupportedError):
-        request(ann, job, ProfileRange(1, 2))
+        request(ann, job, op.ProfileRange(1, 2))
     waiting = store.submit(submission("ann", world.job_file, "later"))
     stopped = stop(ann, waiting.id)
     assert isinstance(stopped, SubmissionAnswer)
@@ -305,7 +303,7 @@ def test_what_is_asked_is_done_once_though_answers_are_lost(store: Store, world:
         _losing_answers(url, sent) as lossy,
         Remote(Client(ServerAddress(lossy, world.tokens["ann"]))) as source,
     ):
-        asked = request(source, job, ScaleOut(1)).operation
+        asked = request(source, job, op.ScaleOut(1)).operation
         assert [one.id for one in store.operations(job)] == [asked.id]
         store.withdraw_operation(asked.id, "withdrawn")
         store.update_job(job, checkpoint="/jobs/checkpoint")

@@ -12,17 +12,8 @@ from typing import Any, cast
 
 from botocore import exceptions as sdk
 
+from scavenger import errors
 from scavenger.cloud.aws.values import quota_name
-from scavenger.errors import (
-    CloudUnavailableError,
-    ConfigurationError,
-    CredentialsError,
-    GoneError,
-    QuotaError,
-    ScavengerError,
-    StockOutError,
-    ThrottledError,
-)
 
 _NO_ROLE = {"AuthFailure.ServiceLinkedRoleCreationNotPermitted"}
 _POLICY = "explicit deny in a service control policy"
@@ -101,7 +92,7 @@ def error_code(error: Exception) -> str:
 
 def translated(
     error: Exception, *, region: str, location: str = "", vm: str = "", spot: bool = False
-) -> ScavengerError:
+) -> errors.ScavengerError:
     """The error to raise in place of `error`, with one line for a person: where, what, and what may help.
 
     Args:
@@ -114,41 +105,41 @@ def translated(
     code = error_code(error)
     words = _words(error)
     if code in _NO_ROLE:
-        return CredentialsError(
+        return errors.CredentialsError(
             f"{where}: the first spot VM of an account needs a service-linked role: run 'aws iam "
             "create-service-linked-role --aws-service-name spot.amazonaws.com' once, or allow "
             "iam:CreateServiceLinkedRole"
         )
     if code in _CREDENTIALS and _POLICY in str(error):
         denied = _ACTION.search(str(error))
-        return CredentialsError(
+        return errors.CredentialsError(
             f"{where}: a policy of the organisation (service control policy) forbids "
             f"{denied[1] if denied else 'this call'}; ask its administrator, or choose another region or other settings"
         )
     if isinstance(error, _NO_CREDENTIALS) or code in _CREDENTIALS:
-        return CredentialsError(
+        return errors.CredentialsError(
             f"{where}: no access ({words}); check the credentials with 'aws sts get-caller-identity' "
             "and the permissions of that user"
         )
     if code in _STOCK_OUT:
         kind = f"{vm or 'VM'}{' at spot price' if spot else ''}"
-        return StockOutError(f"{where} has no {kind} now ({code}); another zone or type may have")
+        return errors.StockOutError(f"{where} has no {kind} now ({code}); another zone or type may have")
     if code in _THROTTLED or _status(error) == 429:
-        return ThrottledError(f"{where}: too many calls ({code}); wait a while, then try again")
+        return errors.ThrottledError(f"{where}: too many calls ({code}); wait a while, then try again")
     if code in _VCPU_QUOTA or (code.endswith("LimitExceeded") and _status(error) < 500):
         quota = quota_name(vm, spot=spot) if code in _VCPU_QUOTA else code.removesuffix("Exceeded")
-        return QuotaError(
+        return errors.QuotaError(
             f"{where}: quota {quota!r} is used up ({words}); end other VMs or ask for more at Service Quotas",
             quota=quota,
             region=region,
         )
     if code in _GONE:
-        return GoneError(f"{where}: there is no such VM ({words})")
+        return errors.GoneError(f"{where}: there is no such VM ({words})")
     if code in _HINTS:
-        return ConfigurationError(f"{where} does not take the request: {words}; {_HINTS[code]}")
+        return errors.ConfigurationError(f"{where} does not take the request: {words}; {_HINTS[code]}")
     if isinstance(error, _OUR_FAULT) or (code and 400 <= _status(error) < 500):
-        return ConfigurationError(f"{where} does not take the request: {words}")
-    return CloudUnavailableError(f"{where}: no answer ({words}); try again")
+        return errors.ConfigurationError(f"{where} does not take the request: {words}")
+    return errors.CloudUnavailableError(f"{where}: no answer ({words}); try again")
 
 
 def _status(error: Exception) -> int:

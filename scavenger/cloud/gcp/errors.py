@@ -19,16 +19,7 @@ from google.auth.exceptions import GoogleAuthError, TransportError
 from google.protobuf.json_format import ParseError  # type: ignore[import-untyped]
 from requests.exceptions import RequestException
 
-from scavenger.errors import (
-    CloudUnavailableError,
-    ConfigurationError,
-    CredentialsError,
-    GoneError,
-    QuotaError,
-    ScavengerError,
-    StockOutError,
-    ThrottledError,
-)
+from scavenger import errors
 
 _MESSAGE_CHARACTERS = 200
 """Of Google's own words: a line for a person."""
@@ -72,7 +63,11 @@ _QUOTA_NAME = re.compile(r"[Qq]uota '(?:projects/\S*/)?([^']+)'")
 
 @contextmanager
 def translated_errors(
-    doing: str, *, region: str, location: str, refused: type[ScavengerError] = CloudUnavailableError
+    doing: str,
+    *,
+    region: str,
+    location: str,
+    refused: type[errors.ScavengerError] = errors.CloudUnavailableError,
 ) -> Iterator[None]:
     """Turn whatever the client library raises into one of our errors.
 
@@ -90,19 +85,21 @@ def translated_errors(
     except GoogleAPICallError as error:
         raise _of_call(error, doing, region, location, refused) from error
     except (RequestException, ParseError, TransportError) as error:
-        raise CloudUnavailableError(f"{doing}: no answer from Google Cloud: {_line(str(error))}") from error
+        raise errors.CloudUnavailableError(
+            f"{doing}: no answer from Google Cloud: {_line(str(error))}"
+        ) from error
     except GoogleAuthError as error:
         if error.retryable:
-            raise CloudUnavailableError(
+            raise errors.CloudUnavailableError(
                 f"{doing}: no answer from Google Cloud: {_line(str(error))}"
             ) from error
-        raise CredentialsError(
+        raise errors.CredentialsError(
             f"{doing}: no valid credentials of Google Cloud; "
             f"`gcloud auth application-default login` makes some: {_line(str(error))}"
         ) from error
 
 
-def of_operation(operation: Any, *, doing: str, region: str, location: str) -> ScavengerError:
+def of_operation(operation: Any, *, doing: str, region: str, location: str) -> errors.ScavengerError:
     """The error of an operation that ended with one."""
     first = operation.error.errors[0] if operation.error.errors else None
     code = first.code if first is not None else ""
@@ -115,10 +112,10 @@ def of_operation(operation: Any, *, doing: str, region: str, location: str) -> S
     if known is not None:
         return known
     if status in (401, 403):
-        return CredentialsError(message)
+        return errors.CredentialsError(message)
     if 400 <= status < 500 or reasons & _REFUSED or any(each.startswith("invalid") for each in reasons):
-        return ConfigurationError(_with_hint(message))
-    return CloudUnavailableError(message)
+        return errors.ConfigurationError(_with_hint(message))
+    return errors.CloudUnavailableError(message)
 
 
 def is_taken(operation: Any) -> bool:
@@ -150,8 +147,8 @@ def _with_hint(message: str) -> str:
 
 
 def _of_call(
-    error: GoogleAPICallError, doing: str, region: str, location: str, refused: type[ScavengerError]
-) -> ScavengerError:
+    error: GoogleAPICallError, doing: str, region: str, location: str, refused: type[errors.ScavengerError]
+) -> errors.ScavengerError:
     status = int(error.code or 0)
     given = [each for each in error.errors if isinstance(each, dict)]
     words = _line(str(given[0].get("message", "")) if given else str(error.message))
@@ -162,29 +159,29 @@ def _of_call(
     if known is not None:
         return known
     if status in (401, 403):
-        return CredentialsError(message)
+        return errors.CredentialsError(message)
     if is_missing(error, "instances"):
-        return GoneError(message)
+        return errors.GoneError(message)
     if status in (408, 409) or status >= 500 or status < 400:
-        return CloudUnavailableError(message)
+        return errors.CloudUnavailableError(message)
     return refused(_with_hint(message))
 
 
 def _by_reason(
     reasons: set[str], status: int, message: str, quota: str, region: str
-) -> ScavengerError | None:
+) -> errors.ScavengerError | None:
     if any(reason.startswith(_STOCK_OUT) for reason in reasons):
-        return StockOutError(message)
+        return errors.StockOutError(message)
     if status == 429 or reasons & _THROTTLED:
-        return ThrottledError(message)
+        return errors.ThrottledError(message)
     if reasons & _QUOTA:
         found = _QUOTA_NAME.search(quota)
         name = found[1] if found else quota
-        return QuotaError(
+        return errors.QuotaError(
             message if name in message else f"{message} ({name} in {region})", quota=name, region=region
         )
     if reasons & _DENIED:
-        return CredentialsError(message)
+        return errors.CredentialsError(message)
     return None
 
 

@@ -16,15 +16,7 @@ from kubernetes.client.exceptions import ApiException, OpenApiException
 from kubernetes.config.config_exception import ConfigException
 from urllib3.exceptions import HTTPError
 
-from scavenger.errors import (
-    CloudUnavailableError,
-    ConfigurationError,
-    CredentialsError,
-    GoneError,
-    QuotaError,
-    ScavengerError,
-    ThrottledError,
-)
+from scavenger import errors
 
 _MESSAGE_CHARACTERS = 200
 # Admission controllers refuse with 403 as authorisation does. The API has no reason of its own for them: their words
@@ -73,32 +65,32 @@ def translated_errors(doing: str, *, region: str) -> Iterator[None]:
     except ApiException as error:
         raise _of_answer(error, doing, region) from error
     except ConfigException as error:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"infra: {doing}: {_line(error)}; `kubectl config get-contexts` lists contexts", key="infra"
         ) from error
     except (HTTPError, OpenApiException, OSError) as error:
-        raise CloudUnavailableError(f"{doing}: no answer from the cluster: {_line(error)}") from error
+        raise errors.CloudUnavailableError(f"{doing}: no answer from the cluster: {_line(error)}") from error
 
 
-def _of_answer(error: ApiException, doing: str, region: str) -> ScavengerError:
+def _of_answer(error: ApiException, doing: str, region: str) -> errors.ScavengerError:
     words = f"{doing}: {message_of(error)}"
     whole, status = str(_body(error).get("message", "")), int(error.status or 0)
     if status == 429:
-        return ThrottledError(words)
+        return errors.ThrottledError(words)
     if status == 401 or (status == 403 and _NOT_ALLOWED.search(whole)):
-        return CredentialsError(words)
+        return errors.CredentialsError(words)
     if status == 403 and (found := _QUOTA.search(whole)):
-        return QuotaError(words, quota=found[1], region=region)
+        return errors.QuotaError(words, quota=found[1], region=region)
     if status == 404:
         kind = (_body(error).get("details") or {}).get("kind")
         if kind == "namespaces":
-            return ConfigurationError(
+            return errors.ConfigurationError(
                 f"{words}; create it, or name another as kubernetes.namespace in the settings"
             )
-        return GoneError(words)
+        return errors.GoneError(words)
     if status in _REFUSED:
-        return ConfigurationError(words)
-    return CloudUnavailableError(words)
+        return errors.ConfigurationError(words)
+    return errors.CloudUnavailableError(words)
 
 
 def _line(error: Exception) -> str:

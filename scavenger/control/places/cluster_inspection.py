@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from scavenger import errors
 from scavenger.cloud.base import Provider
 from scavenger.cloud.kubernetes.prices import DEFAULT_SIZE, PodCatalog
 from scavenger.cloud.kubernetes.shapes import PodShape
@@ -17,15 +18,6 @@ from scavenger.control.settings import settings_path
 from scavenger.domain.check import Check
 from scavenger.domain.infra import Infra
 from scavenger.domain.vm_settings import KubernetesSettings
-from scavenger.errors import (
-    CloudError,
-    CloudUnavailableError,
-    ConfigurationError,
-    CredentialsError,
-    JobFileError,
-    ScavengerError,
-    ThrottledError,
-)
 from scavenger.presentation.formatting import plural
 
 if TYPE_CHECKING:
@@ -45,10 +37,10 @@ def inspect_cluster(infra: Infra, environment: Mapping[str, str] = os.environ) -
     try:
         settings = cluster_settings(infra, environment)
         provider = open_cluster(infra, environment, settings)
-    except JobFileError as error:
+    except errors.JobFileError as error:
         yield Check("settings", "fail", str(error))
         return
-    except ScavengerError as error:
+    except errors.ScavengerError as error:
         yield Check("cluster", "fail", str(error))
         return
     reached = _reached(provider)
@@ -78,7 +70,7 @@ def inspect_leader(infra: Infra, environment: Mapping[str, str] = os.environ) ->
         if lacking:
             return Check("leader", "fail", f"no right to {', '.join(map(str, lacking))}", _RIGHTS)
         missing = provider.missing_of_leader(settings.leader_service_account, settings.leader_claim)
-    except ScavengerError as error:
+    except errors.ScavengerError as error:
         return Check("leader", "fail", str(error))
     if missing:
         fix = f"make it in the namespace {settings.namespace}, or name another in the settings"
@@ -91,13 +83,13 @@ def checked(name: str, find: Callable[[], str], fix: str = "") -> Check:
     """A check that is well if something is found."""
     try:
         return Check(name, "ok", find())
-    except ScavengerError as error:
+    except errors.ScavengerError as error:
         return failure(name, error, fix)
 
 
-def failure(name: str, error: ScavengerError, fix: str = "") -> Check:
+def failure(name: str, error: errors.ScavengerError, fix: str = "") -> Check:
     """A check that failed, or is not known because the cloud did not answer."""
-    if isinstance(error, ThrottledError | CloudUnavailableError):
+    if isinstance(error, errors.ThrottledError | errors.CloudUnavailableError):
         return Check(name, "warn", str(error), "try again later")
     return Check(name, "fail", str(error), fix)
 
@@ -114,7 +106,7 @@ def check_quotas(
     """
     try:
         quotas = provider.quotas()
-    except ScavengerError as error:
+    except errors.ScavengerError as error:
         return Check("quotas", "warn", f"not known: {error}")
     found = vms_left(provider.name, quotas, vm, cpus, spot=False)
     if found is None:
@@ -127,11 +119,11 @@ def check_quotas(
 def _reached(provider: KubernetesProvider) -> Check:
     try:
         return Check("cluster", "ok", provider.identity())
-    except ConfigurationError as error:
+    except errors.ConfigurationError as error:
         return Check("cluster", "fail", str(error))
-    except CredentialsError as error:
+    except errors.CredentialsError as error:
         return Check("cluster", "fail", str(error), "log in again, as the kubeconfig's cluster wants it")
-    except CloudError as error:
+    except errors.CloudError as error:
         return Check(
             "cluster", "fail", str(error), "see whether `kubectl version` answers; a VPN may be down"
         )
@@ -175,7 +167,7 @@ class _Inspection:
         def ask() -> str:
             why = self._provider.refusal("1cpu-1gib", spot=False)
             if "namespaces" in why:
-                raise ConfigurationError(why)
+                raise errors.ConfigurationError(why)
             return f"{name}, admits pods" if not why else f"{name}, refuses pods of 1cpu-1gib: {why}"
 
         return checked("namespace", ask, f"kubectl create namespace {name}")
@@ -214,7 +206,7 @@ class _Inspection:
         nodes, shape = self._provider.nodes(spot=False), PodShape.parse(vm)
         able = [node for node in nodes if shape.fits(node.allocatable)]
         if not able and not self._provider.autoscaled():
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"none of {plural(len(nodes), 'node')} that pods may be on has room for {vm}, even if it were empty"
             )
         added = "" if able else "; nodes are added for pods, of a size that is not known"

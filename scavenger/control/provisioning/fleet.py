@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from scavenger import errors
 from scavenger.cloud.base import Provider
 from scavenger.cloud.identity import IdentityVerifier
 from scavenger.control.provisioning.boot_watch import BootWatch
@@ -32,17 +33,6 @@ from scavenger.control.provisioning.vm_group import VmGroup, nothing_of
 from scavenger.control.training.item_meter import ItemMeter
 from scavenger.domain.cost import LedgerEntry
 from scavenger.domain.intent import FleetSpec, Intent, VmSlot
-from scavenger.errors import (
-    CleanupError,
-    CredentialsError,
-    LimitReachedError,
-    QuotaError,
-    ScavengerError,
-    StoreBusyError,
-    StoreReadOnlyError,
-    StoreUnavailableError,
-    TransientError,
-)
 from scavenger.models.cost import traffic_gib
 from scavenger.policy.provisioning.boots import in_words, register_limit_s
 from scavenger.policy.provisioning.config import ProvisioningConfig
@@ -74,11 +64,11 @@ _MOVED_S = 3.0
 """Longest wait for agents to confirm that they join the study; those that have not heard of it end themselves."""
 DENIED_S = 60.0
 """How long the end of a job waits for valid credentials; agents power their VMs off without any."""
-_ERRORS: Mapping[str, type[ScavengerError]] = {
-    "unaffordable": LimitReachedError,
-    "credentials": CredentialsError,
-    "no_placement": TransientError,
-    "loop": TransientError,
+_ERRORS: Mapping[str, type[errors.ScavengerError]] = {
+    "unaffordable": errors.LimitReachedError,
+    "credentials": errors.CredentialsError,
+    "no_placement": errors.TransientError,
+    "loop": errors.TransientError,
 }
 
 
@@ -235,7 +225,7 @@ class Fleet:
             with self._store.hurried():
                 self._look(self._engine, now)
                 self._count(step, weights_bytes)
-        except (StoreBusyError, StoreReadOnlyError, StoreUnavailableError):
+        except (errors.StoreBusyError, errors.StoreReadOnlyError, errors.StoreUnavailableError):
             # the job's recorder reports outages of the store and limits them; the next check catches up
             self._looked_at = now
             self._notes.show_alarms(self._agent_server.alarms())
@@ -294,13 +284,17 @@ class Fleet:
     def _act_on(self, verdict: Shortage | Refusal | None, engine: HostEngine) -> None:
         match verdict:
             case Shortage("budget", reason):
-                raise LimitReachedError(f"stopped at ${self.meter.spent_usd():.4f}: {reason}", limit="budget")
+                raise errors.LimitReachedError(
+                    f"stopped at ${self.meter.spent_usd():.4f}: {reason}", limit="budget"
+                )
             case Shortage("boot", reason) if self._boots is not None and self._boots.failure is not None:
                 raise self._boots.error(self._boots.failure)
             case Shortage("sold_out", reason):
-                raise TransientError(f"no VM was to be had for {in_words(self._inputs.wait_max_s)}: {reason}")
+                raise errors.TransientError(
+                    f"no VM was to be had for {in_words(self._inputs.wait_max_s)}: {reason}"
+                )
             case Shortage("no_quota", reason):
-                raise QuotaError(reason, quota=reason, region=self._spec.region)
+                raise errors.QuotaError(reason, quota=reason, region=self._spec.region)
             case Shortage(kind, reason):
                 raise _ERRORS[kind](reason)
             case Refusal(workers, reason):
@@ -354,14 +348,14 @@ class Fleet:
             self._inputs.spec, within_s=limit_s, between=self._check_access, clock=self._clock
         )
         if left:
-            raise CleanupError(
+            raise errors.CleanupError(
                 f"VMs of this job may be left: {left}; they end themselves within "
                 f"{self._config.vm.life_s / 60:.0f} minutes, `scavenger gc` ends them now"
             )
         self._remove_leftovers()
         self._group.stop()
         self._record_items()
-        with contextlib.suppress(ScavengerError):
+        with contextlib.suppress(errors.ScavengerError):
             self._group.read()
         self.meter.look(self.vms, final=True)
         self._is_clean = True
@@ -369,7 +363,7 @@ class Fleet:
     def _record_items(self) -> None:
         self._count_leader()
         for meter in self.meter.items.values():
-            with contextlib.suppress(ScavengerError):
+            with contextlib.suppress(errors.ScavengerError):
                 meter.record(at_once=True)
 
     def _exchanged(self, kept: FleetKeeping, spec: FleetSpec) -> VmTransfer:
@@ -385,7 +379,7 @@ class Fleet:
             self._group.read()
             self._agents.look(self._clock(), self._engine.placed)
             self._exchanged(self._kept, nothing_of(self._inputs.spec))
-        except ScavengerError as error:
+        except errors.ScavengerError as error:
             self._notes.note(f"the VMs end, and are not kept for the next job: {error}")
         self._agent_server.await_moves(_MOVED_S)
 
@@ -407,7 +401,7 @@ class Fleet:
                 f"VMs cannot be seen or ended, valid credentials are waited for, {DENIED_S:g} s: {denied}"
             )
         if now - self._denied_at > DENIED_S:
-            raise CleanupError(
+            raise errors.CleanupError(
                 f"VMs of this job may be left, as the cloud refuses these credentials: {denied}. They end themselves, "
                 f"those that still had contact at once, the others within {self._config.vm.life_s / 60:.0f} minutes; "
                 f"with valid credentials, `scavenger gc` ends them and checks that nothing is left: "
@@ -428,7 +422,7 @@ class Fleet:
         """Remove the shared resources of the VMs, unless another job needs them."""
         try:
             self._group.remove_shared()
-        except ScavengerError as error:
+        except errors.ScavengerError as error:
             here = f"{self._provider.name}/{self._provider.region}"
             self._notes.note(f"shared resources of VMs may be left in {here}: {error}")
 

@@ -18,21 +18,11 @@ from functools import partial
 from threading import Event
 from typing import TypeVar
 
+from scavenger import errors
 from scavenger.cloud.base import Provider
 from scavenger.control.provisioning.ports import IntentStore, Steps, ask, lease_name, perform, provisioning_of
 from scavenger.domain.intent import Ending, Fence, Intent, Lease, PlacementOption, RegionSnapshot
 from scavenger.domain.vm import VmSeen
-from scavenger.errors import (
-    CloudError,
-    CloudUnavailableError,
-    ConfigurationError,
-    CredentialsError,
-    GoneError,
-    QuotaError,
-    ScavengerError,
-    StockOutError,
-    ThrottledError,
-)
 from scavenger.policy.provisioning import actions as act
 from scavenger.policy.provisioning.config import THROTTLED_FOR_S, ProvisioningConfig
 from scavenger.policy.provisioning.decider import CALLS, DENIED, THROTTLE, decide, ending_of
@@ -260,7 +250,7 @@ class Reconciler:
             return
         try:
             read = yield from self._cloud("prices", lambda: self._provider.spot_prices(types))
-        except CloudError:
+        except errors.CloudError:
             memory.wait(SPOT_PRICES, self._config.waits.call, self._clock(), self._rng)
             return
         memory.hold(SPOT_PRICES, READ_AGAIN_S, now_s)
@@ -276,7 +266,7 @@ class Reconciler:
             memory.impaired = {}
         elif memory.is_due(_CHECKS, now_s) and memory.is_due(THROTTLE, now_s):
             memory.hold(_CHECKS, self._config.look.vm_interval_s, now_s)
-            with suppress(CloudError):  # then nothing is known of them
+            with suppress(errors.CloudError):  # then nothing is known of them
                 memory.impaired = yield from self._cloud("checks", lambda: self._provider.impaired(silent))
 
     def _list(self) -> Steps[act.Listing | None]:
@@ -286,7 +276,7 @@ class Reconciler:
         began_s = memory.attended_s
         try:
             vms = yield from self._cloud("list", lambda: self._provider.list_owned(self._owner))
-        except CloudError:
+        except errors.CloudError:
             memory.wait(("list",), self._config.waits.call, self._clock(), self._rng)
             return None
         again_s = self._config.look.list_again_s(len(vms), throttled=not memory.is_due(_LATELY, now_s))
@@ -305,11 +295,11 @@ class Reconciler:
         memory = self._memory
         try:
             answer = yield from ask(guarded)
-        except ThrottledError:
+        except errors.ThrottledError:
             memory.wait(THROTTLE, self._config.waits.throttled, self._clock(), self._rng)
             memory.hold(_LATELY, THROTTLED_FOR_S, self._clock())
             raise
-        except CredentialsError as error:
+        except errors.CredentialsError as error:
             memory.denied[what] = str(error)
             raise
         memory.done(THROTTLE)
@@ -385,38 +375,43 @@ class Reconciler:
         memory, now_s, option, key = self._memory, self._clock(), intent.option, ("launch", intent.id)
         try:
             vm = yield from self._cloud("launch", lambda: self._provider.launch(intent.request))
-        except (StockOutError, QuotaError, CredentialsError, ConfigurationError) as error:
+        except (
+            errors.StockOutError,
+            errors.QuotaError,
+            errors.CredentialsError,
+            errors.ConfigurationError,
+        ) as error:
             ending, reason = self._refused(option, error)
             if first:
                 yield from self._gone(intent, ending, reason, None, never=True)
             else:  # an earlier launch, whose answer was lost, may be on its way and yield a VM yet
                 yield from self._drain(intent, ending, reason)
-        except GoneError:  # the VM may still be stopping, which a listing shows
+        except errors.GoneError:  # the VM may still be stopping, which a listing shows
             yield from self._drain(intent, *ending_of(intent, None))
-        except ThrottledError:
+        except errors.ThrottledError:
             memory.wait(key, self._config.waits.launch, now_s, self._rng)
             if first:
                 fence = self._held()
                 yield from ask(lambda: self._store.never_asked(fence, intent.id))
-        except CloudUnavailableError:
+        except errors.CloudUnavailableError:
             memory.wait(key, self._config.waits.launch, now_s, self._rng)
         else:
             memory.done(key, ("park", *option.key), DENIED)
             yield from self._up(intent, vm)
 
-    def _refused(self, option: PlacementOption, error: ScavengerError) -> tuple[Ending, str]:
+    def _refused(self, option: PlacementOption, error: errors.ScavengerError) -> tuple[Ending, str]:
         """Remember which placement option to avoid, and for how long; returns the ending and the reason."""
         memory, now_s, words = self._memory, self._clock(), str(error)
         match error:
-            case StockOutError():
+            case errors.StockOutError():
                 memory.wait(("park", *option.key), self._config.waits.sold_out, now_s, self._rng)
                 self._sold_out = True
                 return "stock_out", words
-            case QuotaError():
+            case errors.QuotaError():
                 words = f"quota {error.quota} in {error.region} is used up: {words}"
                 memory.barred["quota", option.vm, option.spot] = words
                 return "quota", words
-            case CredentialsError():
+            case errors.CredentialsError():
                 memory.wait(DENIED, self._config.waits.denied, now_s, self._rng)
             case _:
                 memory.barred["refused", *option.key] = words
@@ -435,9 +430,9 @@ class Reconciler:
             vm = yield from self._cloud(
                 "look", lambda: self._provider.describe(intent.instance_id, intent.request.zone)
             )
-        except GoneError:
+        except errors.GoneError:
             yield from self._gone(intent, *ending_of(intent, None), None)
-        except CloudError:
+        except errors.CloudError:
             self._memory.wait(key, self._config.waits.call, self._clock(), self._rng)
         else:
             self._memory.hold(key, self._config.look.vm_interval_s, self._clock())
@@ -460,7 +455,7 @@ class Reconciler:
         self._memory.wait(("terminate", key), self._config.waits.call, self._clock(), self._rng)
         try:
             yield from self._cloud("terminate", lambda: self._provider.terminate(instance_id, zone))
-        except CloudError:
+        except errors.CloudError:
             return
 
     def _gone(
