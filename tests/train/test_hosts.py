@@ -39,8 +39,6 @@ def trained(run: Run, workers: int, steps: int) -> list[Any]:
     [
         pytest.param("normalised", 3, 3, ("w1", *AGGREGATORS[1:]), marks=pytest.mark.long),
         ("decayed", 1, 1, WORKERS + AGGREGATORS),
-        pytest.param("continued", 2, 2, WORKERS, marks=pytest.mark.long),  # in one process: `test_fit`
-        pytest.param("fading", 2, 2, (), marks=pytest.mark.long),  # below, at a larger batch
     ],
 )
 def test_whoever_shares_memory_with_whom_the_weights_are_those_of_one_process(

@@ -23,10 +23,7 @@ B = 32
     [
         ("momentum", 1, 2),
         ("adam", 2, 3),
-        pytest.param("decayed", 3, 2, marks=pytest.mark.long),  # as one and one in `test_hosts`
         pytest.param("adam", 2, 1, marks=pytest.mark.long),
-        pytest.param("scaled", 2, 1, marks=pytest.mark.long),  # in one process: `test_program`, `test_update`
-        pytest.param("mapped", 2, 1, marks=pytest.mark.long),  # in one process: `test_data_programs`
     ],
 )
 def test_any_number_of_workers_and_aggregators_gives_the_weights_and_metrics_of_one_plain_process(
@@ -154,21 +151,6 @@ def test_workers_that_no_view_needs_are_let_go_and_others_take_a_leaver_s_place(
 
     assert {step.pieces[0][0] for step in run.steps[-3:]} == {"w1"}
     assert_same_weights(got, plain_keras("slow", run.steps))
-
-
-@pytest.mark.long  # in `test_hosts` both are of other hosts
-def test_a_worker_of_another_host_computes_the_same_with_payloads_that_travel(tmp_path: Path) -> None:
-    with Run("small:adam", tmp_path, aggregators=2, epochs=6, remote=("w1",)) as run:
-        run.supervisor.start(1)
-        run.until(lambda: run.supervisor.ready == 1)
-        run.supervisor.launch(1)
-        run.until(lambda: run.supervisor.ready == 2)
-        run.supervisor.resize(2, B, "both")
-        run.to_the_end()
-        got = run.finish()
-
-    assert {step.workers for step in run.steps} == {2}
-    assert_same_weights(got, plain_keras("adam", run.steps))
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -68,18 +68,6 @@ def normalised() -> KerasJob:
     return arrays(network(keras.optimizers.SGD(0.05), keras.layers.BatchNormalization()))
 
 
-def scaled() -> KerasJob:
-    return arrays(network(keras.optimizers.SGD(0.05, momentum=0.9, loss_scale_factor=128.0)))
-
-
-def continued() -> KerasJob:
-    """A model that was trained before, with loss scaling that grows during the job."""
-    adam = keras.optimizers.Adam(0.003, epsilon=1e-4)
-    model = network(keras.optimizers.LossScaleOptimizer(adam, initial_scale=1024.0, dynamic_growth_steps=11))
-    model.fit(X[TRAIN], Y[TRAIN], batch_size=40, shuffle=False, verbose=0)
-    return arrays(model)
-
-
 def overflowing() -> KerasJob:
     """One sample whose loss is not finite, so that loss scaling skips a step of every epoch."""
     x = X[TRAIN].copy()
@@ -98,19 +86,6 @@ class Fading(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[m
 
     def get_config(self) -> dict[str, Any]:
         return {}
-
-
-def mapped() -> KerasJob:
-    """The usual input pipeline of Keras, for training and validation."""
-
-    def pipeline(part: slice) -> Any:
-        slices = tf.data.Dataset.from_tensor_slices((X[part] / 2.0, Y[part]))
-        return (
-            slices.map(lambda x, y: (x * 2.0, y), num_parallel_calls=tf.data.AUTOTUNE).batch(80).prefetch(2)
-        )
-
-    model = network(keras.optimizers.SGD(0.05, momentum=0.9))
-    return KerasJob(model, pipeline(TRAIN), pipeline(HELD_OUT))
 
 
 def fading() -> KerasJob:
