@@ -6,20 +6,11 @@ import math
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from scavenger.domain import report as report
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.curve import Choice
 from scavenger.domain.figures import rounded
 from scavenger.domain.measurement import StepRecord
-from scavenger.domain.report import (
-    ChoiceMade,
-    EpochEnded,
-    Event,
-    Forecasted,
-    PhaseChanged,
-    Predicted,
-    StepDone,
-    ViewChanged,
-)
 
 PROGRESS = "progress"
 """Kind of the event in the store that holds the progress."""
@@ -128,27 +119,27 @@ class ProgressTracker:
         """Take the configuration that was chosen for the job: moves count from there."""
         self._chosen, self._path, self._on_its_way = chosen, (), False
 
-    def predict(self, predicted: Predicted) -> None:
+    def predict(self, predicted: report.Predicted) -> None:
         """Take the prediction of the choice as the expected end, until the metric's course gives a better one."""
         if self._epochs is None:
             self._end = predicted.time_s, predicted.time_interval_s
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: report.Event) -> None:
         """Take in an event."""
         match event:
-            case ChoiceMade(_, Choice() as choice):
+            case report.ChoiceMade(_, Choice() as choice):
                 self.choose(choice.configuration)
-            case PhaseChanged("running"):
+            case report.PhaseChanged("running"):
                 self._on_its_way = True
-            case ViewChanged(_, configuration, step, _, reason):
+            case report.ViewChanged(_, configuration, step, _, reason):
                 if self._on_its_way:
                     self._path = _with_move(self._path, self._chosen, Moved(configuration, step, reason))
                 self._configuration, self._next_s = configuration, 0.0
-            case StepDone(record):
+            case report.StepDone(record):
                 self._step(record)
-            case EpochEnded(record, metric, target) if metric is not None:
+            case report.EpochEnded(record, metric, target) if metric is not None:
                 self._metric, self._at_s = (metric, record.metrics.get(metric), target), record.at_s
-            case Forecasted(forecast):
+            case report.Forecasted(forecast):
                 self._epochs = forecast.epochs_interval
                 ahead = forecast.epochs - forecast.after_epochs
                 epoch_s = (forecast.time_s - self._at_s) / ahead if ahead > 0.0 else 0.0

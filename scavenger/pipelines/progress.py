@@ -10,16 +10,7 @@ from contextlib import contextmanager, suppress
 from html import escape
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from scavenger.domain.report import (
-    EpochEnded,
-    EpochsForecast,
-    Event,
-    Forecasted,
-    Observer,
-    PhaseChanged,
-    StepDone,
-    ViewChanged,
-)
+from scavenger.domain import report as report
 from scavenger.presentation.event_words import event_words
 from scavenger.presentation.formatting import beside_target, clean, duration, money, quantity
 from scavenger.presentation.live import COLUMNS_MAX, ROWS_MAX, JobWatch, Row, cells, rows
@@ -50,13 +41,13 @@ _LINE_GROWTH = 0.5
 twenty its first hour."""
 
 
-class Observers(Observer):
+class Observers(report.Observer):
     """Passes events on to several observers."""
 
-    def __init__(self, observers: Sequence[Observer]) -> None:
+    def __init__(self, observers: Sequence[report.Observer]) -> None:
         self._observers = tuple(observers)
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: report.Event) -> None:
         """See `Observer`."""
         for observer in self._observers:
             observer.on_event(event)
@@ -150,7 +141,7 @@ class _Live(Protocol):
     def stop(self) -> None: ...
 
 
-class LiveDisplay(Observer):
+class LiveDisplay(report.Observer):
     """What is known of a job, redrawn at a fixed rate at the bottom of a terminal, whatever its size is then.
 
     Args:
@@ -190,7 +181,7 @@ class LiveDisplay(Observer):
                 self._live.stop()
             self._live = None
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: report.Event) -> None:
         self.watch.on_event(event, self._clock())
 
     def say(self, line: str, *, warning: bool = False) -> None:
@@ -202,7 +193,7 @@ class LiveDisplay(Observer):
         return rows(self.watch.now(self._clock()), columns=columns, most=max(lines - 1, 1), plain=self._plain)
 
 
-class LineProgress(Observer):
+class LineProgress(report.Observer):
     """Lines with fixed first words, for files, pipes, logs and screen readers: events, and now and then a step.
 
     Args:
@@ -224,7 +215,7 @@ class LineProgress(Observer):
         self._since, self._next_at = clock(), float("-inf")
         self._goal: tuple[str, float | None] | None = None
         self._metric: float | None = None
-        self._forecast: EpochsForecast | None = None
+        self._forecast: report.EpochsForecast | None = None
 
     def begin(self) -> None:
         """Nothing is drawn beforehand."""
@@ -232,22 +223,22 @@ class LineProgress(Observer):
     def end(self) -> None:
         """Nothing is left."""
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: report.Event) -> None:
         now = self._clock()
-        if isinstance(event, StepDone):
+        if isinstance(event, report.StepDone):
             if now >= self._next_at:
                 grown_s = 0.0 if self._verbose else min(_LINE_GROWTH * (now - self._since), LINE_MAX_S)
                 self._next_at = now + max(LINE_S, grown_s)
                 self._write(self._step(event), self._write_step)
             return
-        if isinstance(event, PhaseChanged):
+        if isinstance(event, report.PhaseChanged):
             self._since = now
-        if isinstance(event, Forecasted):
+        if isinstance(event, report.Forecasted):
             self._forecast = event.forecast
-        if isinstance(event, EpochEnded) and event.goal_metric is not None:
+        if isinstance(event, report.EpochEnded) and event.goal_metric is not None:
             self._goal = (event.goal_metric, event.target)
             self._metric = event.record.metrics.get(event.goal_metric)
-        if self._verbose or not isinstance(event, ViewChanged | EpochEnded | Forecasted):
+        if self._verbose or not isinstance(event, report.ViewChanged | report.EpochEnded | report.Forecasted):
             self.say(event_words(event))
 
     def say(self, line: str | None) -> None:
@@ -263,7 +254,7 @@ class LineProgress(Observer):
         except (OSError, ValueError):
             pass  # nobody reads: that must not end the training
 
-    def _step(self, event: StepDone) -> str:
+    def _step(self, event: report.StepDone) -> str:
         record, forecast = event.record, self._forecast
         step, epoch = f"step {record.step}", f"epoch {record.epoch + 1}"
         share = "" if event.progress is None else f"{100 * event.progress:.0f} %"
@@ -285,7 +276,7 @@ class LineProgress(Observer):
         return ", ".join(word for word in words if word)
 
 
-class NotebookProgress(Observer):
+class NotebookProgress(report.Observer):
     """What is known of a job, below a notebook's cell.
 
     Args:
@@ -306,9 +297,9 @@ class NotebookProgress(Observer):
         """Show the last state, which stays."""
         self._show()
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: report.Event) -> None:
         self.watch.on_event(event, self._clock())
-        if not isinstance(event, StepDone) or self._clock() >= self._next_at:
+        if not isinstance(event, report.StepDone) or self._clock() >= self._next_at:
             self._show()
 
     def _show(self) -> None:
@@ -342,8 +333,8 @@ def _notebook_display() -> Callable[..., Any] | None:
 
 @contextmanager
 def shown_progress(
-    wanted: bool | None, extra: Observer | None = None, *, budget_usd: float | None = None
-) -> Iterator[Observer]:
+    wanted: bool | None, extra: report.Observer | None = None, *, budget_usd: float | None = None
+) -> Iterator[report.Observer]:
     """An observer that shows the progress of one job.
 
     Args:

@@ -11,20 +11,9 @@ import unicodedata
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from scavenger.domain import report as report
 from scavenger.domain.curve import Choice
 from scavenger.domain.progress import Progress, ProgressTracker
-from scavenger.domain.report import (
-    ChoiceMade,
-    EpochEnded,
-    Event,
-    Forecasted,
-    Noted,
-    PhaseChanged,
-    Predicted,
-    StepDone,
-    ViewChanged,
-    WorkerChanged,
-)
 from scavenger.presentation.event_words import event_words
 from scavenger.presentation.formatting import (
     beside_target,
@@ -84,7 +73,7 @@ class Dollars:
     approved: float | None = None
 
 
-_STARTING = PhaseChanged("starting", "")
+_STARTING = report.PhaseChanged("starting", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +91,7 @@ class JobNow:
         events: The last ones, the newest last.
     """
 
-    phase: PhaseChanged = _STARTING
+    phase: report.PhaseChanged = _STARTING
     spent_s: float = 0.0
     share: float | None = None
     progress: Progress | None = None
@@ -123,41 +112,43 @@ class JobWatch:
     def __init__(self, now_s: float) -> None:
         self._began_s = self._quiet_s = self._step_s = now_s
         self._tracker = ProgressTracker()
-        self._step: StepDone | None = None
+        self._step: report.StepDone | None = None
         self._now = JobNow()
 
-    def on_event(self, event: Event, now_s: float) -> None:
+    def on_event(self, event: report.Event, now_s: float) -> None:
         """Take in an event."""
         self._tracker.on_event(event)
         now = self._now
         match event:
-            case StepDone():
+            case report.StepDone():
                 self._step, self._step_s, self._quiet_s = event, now_s, now_s
                 return
-            case PhaseChanged():
+            case report.PhaseChanged():
                 self._quiet_s = now_s
                 self._now = replace(now, phase=event)
                 self._step = None if self._step is None else replace(self._step, progress=None)
-            case ChoiceMade(curve, Choice(), Predicted() as predicted) if not curve.relative_only:
+            case report.ChoiceMade(curve, Choice(), report.Predicted() as predicted) if (
+                not curve.relative_only
+            ):
                 self.predict(predicted)
-            case Forecasted(forecast):
+            case report.Forecasted(forecast):
                 self._forecast(
                     forecast.cost_usd, forecast.epochs, forecast.after_epochs, forecast.epochs_interval
                 )
-            case WorkerChanged(process, state):
+            case report.WorkerChanged(process, state):
                 others = tuple(one for one in now.starting if one != process)
                 self._now = replace(now, starting=(*others, process) if state == "starting" else others)
         no_row = (
-            isinstance(event, EpochEnded) and self._tracker.last is None
+            isinstance(event, report.EpochEnded) and self._tracker.last is None
         )  # as a server tells it, without steps
         words = event_words(event) if no_row else _words(event)
         if words is not None:
-            loss = isinstance(event, WorkerChanged) and event.state in ("lost", "failed", "preempted")
-            warning = loss or (isinstance(event, Noted) and event.level == "warning")
+            loss = isinstance(event, report.WorkerChanged) and event.state in ("lost", "failed", "preempted")
+            warning = loss or (isinstance(event, report.Noted) and event.level == "warning")
             told = ToldEvent(now_s - self._began_s, clean(words), warning)
             self._now = replace(self._now, events=(*self._now.events, told)[-EVENTS_MAX:])
 
-    def predict(self, predicted: Predicted) -> None:
+    def predict(self, predicted: report.Predicted) -> None:
         """Take a prediction of the whole run as what to expect, until the metric's course tells better."""
         self._tracker.predict(predicted)
         self._now = replace(
@@ -202,14 +193,14 @@ class JobWatch:
         )
 
 
-def _words(event: Event) -> str | None:
+def _words(event: report.Event) -> str | None:
     """An event in a line of the display; None if another row shows it."""
     match event:
-        case PhaseChanged() | EpochEnded() | Forecasted():
+        case report.PhaseChanged() | report.EpochEnded() | report.Forecasted():
             return None
-        case WorkerChanged(process, "preempted" | "recovered" as state, detail):
+        case report.WorkerChanged(process, "preempted" | "recovered" as state, detail):
             return f"worker: {process} {state}" + (f": {detail}" if detail else "")
-        case ViewChanged(_, configuration, step, _, reason):
+        case report.ViewChanged(_, configuration, step, _, reason):
             return f"trains on {configuration} from step {step:,}" + (f": {reason}" if reason else "")
     return event_words(event)
 

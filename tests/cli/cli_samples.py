@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from scavenger.domain import report as report
 from scavenger.domain.curve import (
     Choice,
     CurveConfigurations,
@@ -16,15 +17,6 @@ from scavenger.domain.curve import (
     TradeoffCurve,
 )
 from scavenger.domain.measurement import Measurement
-from scavenger.domain.report import (
-    Actual,
-    MetricOutcome,
-    Predicted,
-    ReportedJob,
-    RunReport,
-    SearchOutcome,
-    TrainingResult,
-)
 
 
 def make_curve(
@@ -93,12 +85,12 @@ def make_report(
     planned: bool = False,
     error: str = "",
     exit_code: int = 0,
-) -> RunReport:
+) -> report.RunReport:
     """A finished run, or a plan."""
     curve = make_curve() if curve is None else curve
     choice = make_choice(curve)
     point = choice.point
-    predicted = Predicted(
+    predicted = report.Predicted(
         point.time_s,
         point.time_interval_s,
         point.cost_usd,
@@ -111,19 +103,21 @@ def make_report(
         for p in curve
         if p.measured
     )
-    return RunReport(
-        job=ReportedJob("0198c0de-1111-4000-8000-000000000001", name, "planned" if planned else "succeeded"),
-        search=SearchOutcome(
+    return report.RunReport(
+        job=report.ReportedJob(
+            "0198c0de-1111-4000-8000-000000000001", name, "planned" if planned else "succeeded"
+        ),
+        search=report.SearchOutcome(
             "partial", "nothing is known of this kind of job yet", profiled, 93.0, 0.0031, 12.0, 0.0004
         ),
         curve=curve,
         choice=choice,
         predicted=predicted,
-        result=TrainingResult(steps=80)
+        result=report.TrainingResult(steps=80)
         if planned
-        else TrainingResult(
-            actual=Actual(point.time_s * 1.25, point.cost_usd, point.step_time_s, 11.0),
-            metric=MetricOutcome("val_accuracy", 0.9712, 0.97, True),
+        else report.TrainingResult(
+            actual=report.Actual(point.time_s * 1.25, point.cost_usd, point.step_time_s, 11.0),
+            metric=report.MetricOutcome("val_accuracy", 0.9712, 0.97, True),
             steps=4242,
             model_path="/home/u/.scavenger/model.keras",
         ),
@@ -133,7 +127,7 @@ def make_report(
     )
 
 
-def make_infeasible_report() -> RunReport:
+def make_infeasible_report() -> report.RunReport:
     """A plan where the deadline rules everything out."""
     curve = make_curve(deadline_s=1.0)
     reason = "every configuration misses the deadline of 1 s; the nearest takes 23 min"

@@ -11,22 +11,10 @@ from cli_samples import make_choice, make_curve
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from scavenger.domain import report as report
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.measurement import EpochRecord, StepRecord
 from scavenger.domain.progress import Moved, Progress
-from scavenger.domain.report import (
-    ChoiceMade,
-    EpochEnded,
-    EpochsForecast,
-    Event,
-    Forecasted,
-    Noted,
-    PhaseChanged,
-    Predicted,
-    StepDone,
-    ViewChanged,
-    WorkerChanged,
-)
 from scavenger.presentation.live import Dollars, JobNow, JobWatch, ToldEvent, cells, cut, rows
 
 NUMBERS = st.one_of(
@@ -60,7 +48,7 @@ PROGRESS = st.builds(
 JOBS = st.builds(
     JobNow,
     st.builds(
-        PhaseChanged, st.sampled_from(["starting", "profiling", "fitting", "running", "saving"]), TEXTS
+        report.PhaseChanged, st.sampled_from(["starting", "profiling", "fitting", "running", "saving"]), TEXTS
     ),
     NUMBERS,
     st.none() | NUMBERS,
@@ -96,28 +84,28 @@ def test_a_text_that_is_cut_is_a_beginning_with_a_mark(text: str, columns: int, 
     assert kept == text or (text.startswith(kept[:-1]) and kept[-1] == ("." if plain else "\u2026"))
 
 
-def step(number: int, at_s: float = 10.0, cost_usd: float = 0.0042) -> StepDone:
+def step(number: int, at_s: float = 10.0, cost_usd: float = 0.0042) -> report.StepDone:
     record = StepRecord(number, 1, 3, 2, 128, 128, 0.012, 0.008, 0.004, 0.5, 1.0, 0.5, 2, False, at_s)
-    return StepDone(record, 0.25, cost_usd)
+    return report.StepDone(record, 0.25, cost_usd)
 
 
-PREDICTED = Predicted(100.0, (60.0, 200.0), 0.5, (0.25, 1.5), 0.012, 10.0)
+PREDICTED = report.Predicted(100.0, (60.0, 200.0), 0.5, (0.25, 1.5), 0.012, 10.0)
 CURVE = make_curve()
-EVENTS: tuple[Event, ...] = (
-    PhaseChanged("starting", "2 workers on local"),
-    WorkerChanged("w0", "starting"),
-    WorkerChanged("w1", "starting"),
-    WorkerChanged("w0", "ready"),
-    ViewChanged(2, Configuration("local-1", 2, 128), 1, 0.0, "profiling"),
-    PhaseChanged("running", "to val_accuracy>=0.97"),
-    ChoiceMade(CURVE, make_choice(CURVE), PREDICTED),
+EVENTS: tuple[report.Event, ...] = (
+    report.PhaseChanged("starting", "2 workers on local"),
+    report.WorkerChanged("w0", "starting"),
+    report.WorkerChanged("w1", "starting"),
+    report.WorkerChanged("w0", "ready"),
+    report.ViewChanged(2, Configuration("local-1", 2, 128), 1, 0.0, "profiling"),
+    report.PhaseChanged("running", "to val_accuracy>=0.97"),
+    report.ChoiceMade(CURVE, make_choice(CURVE), PREDICTED),
     step(587),
-    EpochEnded(EpochRecord(3, 587, {"val_accuracy": 0.91}, 10.0, 9.0), "val_accuracy", 0.97),
+    report.EpochEnded(EpochRecord(3, 587, {"val_accuracy": 0.91}, 10.0, 9.0), "val_accuracy", 0.97),
     step(588),
 )
 
 
-def watched(*events: Event) -> JobWatch:
+def watched(*events: report.Event) -> JobWatch:
     watch = JobWatch(100.0)
     for event in events:
         watch.on_event(event, 110.0)
@@ -154,24 +142,24 @@ def test_time_goes_on_between_steps_and_what_is_left_shrinks_with_it() -> None:
 
 
 def test_a_job_without_a_step_for_long_says_for_how_long_and_who_is_starting() -> None:
-    watch = watched(*EVENTS, WorkerChanged("w1", "starting"))
+    watch = watched(*EVENTS, report.WorkerChanged("w1", "starting"))
 
     waits = "waits     no step for 30 s: w1 is starting"
     assert waits in shown(watch, 140.0)
     assert waits in shown(watch, 140.0, most=3)  # what matters most is not left out
     assert "workers   w1 is starting" in shown(watch, 112.0)
-    watch.on_event(PhaseChanged("saving", "/model.keras"), 140.0)
+    watch.on_event(report.PhaseChanged("saving", "/model.keras"), 140.0)
     assert not any("no step" in row or "left" in row for row in shown(watch, 200.0))
 
 
 def test_what_happened_to_workers_is_told_and_what_other_rows_tell_is_not_repeated() -> None:
     watch = watched(
         *EVENTS,
-        WorkerChanged("w1", "preempted", "the cloud takes it in 30 s"),
-        WorkerChanged("w1", "lost", "killed by signal 9"),
-        WorkerChanged("w2", "leaving"),
-        Noted("warning", "the disk is\x1b[2J nearly full"),
-        ViewChanged(3, Configuration("local-1", 1, 64), 600, 0.1, "asked to scale"),
+        report.WorkerChanged("w1", "preempted", "the cloud takes it in 30 s"),
+        report.WorkerChanged("w1", "lost", "killed by signal 9"),
+        report.WorkerChanged("w2", "leaving"),
+        report.Noted("warning", "the disk is\x1b[2J nearly full"),
+        report.ViewChanged(3, Configuration("local-1", 1, 64), 600, 0.1, "asked to scale"),
     )
     found = rows(watch.now(110.0), columns=80, most=24)
 
@@ -185,8 +173,8 @@ def test_what_happened_to_workers_is_told_and_what_other_rows_tell_is_not_repeat
 
 
 def test_the_course_of_the_metric_replaces_what_was_predicted() -> None:
-    forecast = EpochsForecast(4, 8.0, (6.0, 12.0), 20.0, 0.0084, 0.05, 0.93)
-    watch = watched(*EVENTS, Forecasted(forecast, False), step(589))
+    forecast = report.EpochsForecast(4, 8.0, (6.0, 12.0), 20.0, 0.0084, 0.05, 0.93)
+    watch = watched(*EVENTS, report.Forecasted(forecast, False), step(589))
     found = shown(watch)
 
     assert "time      10 s so far, about 10 s left (90 %: 5 s to 20 s)" in found
@@ -196,7 +184,7 @@ def test_the_course_of_the_metric_replaces_what_was_predicted() -> None:
 
 def test_epochs_that_are_not_known_predict_nothing() -> None:
     relative = replace(CURVE, relative_only=True)
-    watch = watched(*EVENTS[:6], ChoiceMade(relative, make_choice(relative), PREDICTED), step(3))
+    watch = watched(*EVENTS[:6], report.ChoiceMade(relative, make_choice(relative), PREDICTED), step(3))
 
     assert "cost      $0.0042 so far" in shown(watch)
 

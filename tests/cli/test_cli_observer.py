@@ -15,21 +15,9 @@ from scavenger_cli.ui.observer import (
     make_observer,
 )
 
+from scavenger.domain import report as report
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.measurement import EpochRecord, Measurement, StepRecord
-from scavenger.domain.report import (
-    ChoiceMade,
-    EpochEnded,
-    EpochsForecast,
-    Event,
-    Forecasted,
-    Noted,
-    PhaseChanged,
-    Profiled,
-    StepDone,
-    ViewChanged,
-    WorkerChanged,
-)
 from scavenger.pipelines.progress import LINE_MAX_S, LINE_S
 
 
@@ -38,28 +26,28 @@ class Terminal(io.StringIO):
         return True
 
 
-def step(number: int) -> StepDone:
+def step(number: int) -> report.StepDone:
     record = StepRecord(
         number, 1, 0, 2, 128, 128, 0.012, 0.008, 0.004, 0.5, 1.0, 0.5, 2, False, number * 0.01
     )
-    return StepDone(record, 0.25, 0.0042)
+    return report.StepDone(record, 0.25, 0.0042)
 
 
-FORECAST = EpochsForecast(8, 26.2, (18.7, 40.1), 80.0, 0.0061, 0.05, 0.93)
+FORECAST = report.EpochsForecast(8, 26.2, (18.7, 40.1), 80.0, 0.0061, 0.05, 0.93)
 CURVE = make_curve()
-EVENTS: tuple[Event, ...] = (
-    PhaseChanged("profiling", "6 configurations"),
-    WorkerChanged("worker-0", "starting"),
-    WorkerChanged("worker-1", "ready"),
-    ViewChanged(2, Configuration("local", 2, 128), 21, 0.05, "profiling the next"),
+EVENTS: tuple[report.Event, ...] = (
+    report.PhaseChanged("profiling", "6 configurations"),
+    report.WorkerChanged("worker-0", "starting"),
+    report.WorkerChanged("worker-1", "ready"),
+    report.ViewChanged(2, Configuration("local", 2, 128), 21, 0.05, "profiling the next"),
     step(1),
-    EpochEnded(EpochRecord(0, 400, {"val_accuracy": 0.91}, 1.2, 9.0), "val_accuracy", 0.97),
-    Profiled(
+    report.EpochEnded(EpochRecord(0, 400, {"val_accuracy": 0.91}, 1.2, 9.0), "val_accuracy", 0.97),
+    report.Profiled(
         Measurement(Configuration("local", 2, 128), 20, 0.012, 0.001, 0.008, 0.004, 1.2, 220.0, 1), 1, 6
     ),
-    ChoiceMade(CURVE, make_choice(CURVE)),
-    Noted("warning", "the disk is\x1b[2J nearly full"),
-    WorkerChanged("worker-1", "lost", "killed by signal 9"),
+    report.ChoiceMade(CURVE, make_choice(CURVE)),
+    report.Noted("warning", "the disk is\x1b[2J nearly full"),
+    report.WorkerChanged("worker-1", "lost", "killed by signal 9"),
 )
 
 
@@ -109,7 +97,7 @@ def test_a_phase_is_told_more_and_more_rarely_and_a_job_that_hangs_within_minute
     assert within[3600.0] <= 21
     assert max(after - before for before, after in itertools.pairwise(told)) <= LINE_MAX_S + 0.1
 
-    observer.on_event(PhaseChanged("running", ""))
+    observer.on_event(report.PhaseChanged("running", ""))
     clock[0] += LINE_MAX_S
     before = stream.tell()
     observer.on_event(step(1))
@@ -130,7 +118,7 @@ def test_a_step_line_holds_configuration_step_time_loss_metric_target_and_cost()
 def test_a_short_step_line_fits_80_columns_and_tells_progress_metric_and_cost() -> None:
     observer, stream = plain([0.0], verbose=False)
     observer.on_event(EVENTS[5])
-    observer.on_event(Forecasted(FORECAST, False))
+    observer.on_event(report.Forecasted(FORECAST, False))
     observer.on_event(step(7))
 
     line = stream.getvalue().splitlines()[-1]
@@ -189,9 +177,9 @@ def test_every_event_is_printed_above_the_live_display_where_that_was_asked_for(
 
 def test_a_forecast_is_a_line_when_it_is_kept_and_stands_beside_the_epoch() -> None:
     observer, stream = plain([0.0])
-    observer.on_event(Forecasted(FORECAST, False))
+    observer.on_event(report.Forecasted(FORECAST, False))
     observer.on_event(step(1))
-    observer.on_event(Forecasted(FORECAST, True))
+    observer.on_event(report.Forecasted(FORECAST, True))
     steps, forecast = stream.getvalue().splitlines()
 
     assert "epoch 1 of about 26 (19-40)" in steps
@@ -200,7 +188,7 @@ def test_a_forecast_is_a_line_when_it_is_kept_and_stands_beside_the_epoch() -> N
 
 def test_a_forecast_that_could_be_anything_says_that_nothing_is_known() -> None:
     observer, stream = plain([0.0])
-    observer.on_event(Forecasted(replace(FORECAST, epochs=10.0, epochs_interval=(4.0, 5000.0)), True))
+    observer.on_event(report.Forecasted(replace(FORECAST, epochs=10.0, epochs_interval=(4.0, 5000.0)), True))
     observer.on_event(step(1))
     forecast, steps = stream.getvalue().splitlines()
 
@@ -208,6 +196,6 @@ def test_a_forecast_that_could_be_anything_says_that_nothing_is_known() -> None:
     assert "epoch 1 (end not known yet)" in steps
 
     short, stream = plain([0.0], verbose=False)
-    short.on_event(Forecasted(replace(FORECAST, epochs_interval=(4.0, 5000.0)), True))
+    short.on_event(report.Forecasted(replace(FORECAST, epochs_interval=(4.0, 5000.0)), True))
     short.on_event(step(1))
     assert stream.getvalue() == "step 1, epoch 1 (end not known yet), loss 0.5, $0.0042\n"

@@ -8,24 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scavenger.domain import report as report
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.measurement import StepRecord
 from scavenger.domain.progress import Moved, Progress, ProgressTracker
-from scavenger.domain.report import (
-    EpochsForecast,
-    Forecasted,
-    PhaseChanged,
-    Predicted,
-    StepDone,
-    ViewChanged,
-)
 
-VIEW = ViewChanged(1, Configuration("local-1", 2, 64), 1, 0.0, "begin")
-PREDICTED = Predicted(100.0, (80.0, 150.0), 1.0, (1.0, 2.0), 0.1, 3.0)
+VIEW = report.ViewChanged(1, Configuration("local-1", 2, 64), 1, 0.0, "begin")
+PREDICTED = report.Predicted(100.0, (80.0, 150.0), 1.0, (1.0, 2.0), 0.1, 3.0)
 
 
-def step(at_s: float, *, loss: float = 0.5) -> StepDone:
-    return StepDone(
+def step(at_s: float, *, loss: float = 0.5) -> report.StepDone:
+    return report.StepDone(
         StepRecord(7, 1, 2, 2, 64, 64, 0.1, 0.05, 0.05, loss, 1.0, 1.0, 2, False, at_s), None, 0.0
     )
 
@@ -61,7 +54,9 @@ def test_the_course_of_the_metric_takes_the_place_of_the_prediction() -> None:
     for event in (VIEW, step(50.0)):
         tracker.on_event(event)
     # 10 epochs of 5 s after 50 s: 15 in all take 100 s, and 12 to 20 take 85 to 125 s
-    tracker.on_event(Forecasted(EpochsForecast(5, 15.0, (12.0, 20.0), 100.0, 0.0, 0.0, 1.0), False))
+    tracker.on_event(
+        report.Forecasted(report.EpochsForecast(5, 15.0, (12.0, 20.0), 100.0, 0.0, 0.0, 1.0), False)
+    )
     tracker.predict(PREDICTED)
     tracker.on_event(step(60.0))
     told = tracker.due(0.0)
@@ -102,7 +97,7 @@ def moved_after(sizes: list[int], tracker: ProgressTracker) -> Moved | None:
     """What is told of the move after views of these numbers of workers."""
     for number, workers in enumerate(sizes, start=1):
         view = Configuration("local-1", workers, 64)
-        tracker.on_event(ViewChanged(number, view, 10 * number, 0.0, f"view {number}"))
+        tracker.on_event(report.ViewChanged(number, view, 10 * number, 0.0, f"view {number}"))
     tracker.on_event(step(1.0))
     told = tracker.final()
     assert told is not None
@@ -113,7 +108,7 @@ def moved_after(sizes: list[int], tracker: ProgressTracker) -> Moved | None:
 def running_tracker() -> ProgressTracker:
     tracker = ProgressTracker()
     tracker.choose(CHOSEN)
-    tracker.on_event(PhaseChanged("running", ""))
+    tracker.on_event(report.PhaseChanged("running", ""))
     return tracker
 
 

@@ -6,16 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from scavenger.domain.report import (
-    ChoiceMade,
-    Event,
-    Noted,
-    Observer,
-    PhaseChanged,
-    Profiled,
-    ViewChanged,
-    WorkerChanged,
-)
+from scavenger.domain import report as report
 from scavenger.masking import mask
 from scavenger.tracing import tracing
 
@@ -26,10 +17,10 @@ _TEXT_MAX = 500
 _Told = dict[str, str | int | float]
 
 
-class JobTrace(Observer):
+class JobTrace(report.Observer):
     """Passes events on, and makes spans of them."""
 
-    def __init__(self, observer: Observer, provider: TracerProvider, name: str) -> None:
+    def __init__(self, observer: report.Observer, provider: TracerProvider, name: str) -> None:
         from opentelemetry.trace import set_span_in_context
 
         self._observer = observer
@@ -38,22 +29,22 @@ class JobTrace(Observer):
         self._context = set_span_in_context(self._job)
         self._phase: Span | None = None
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: report.Event) -> None:
         match event:
-            case PhaseChanged():
+            case report.PhaseChanged():
                 self._begin(event)
-            case Profiled(measurement=measured):
+            case report.Profiled(measurement=measured):
                 self._add("profiled", {"configuration": str(measured.configuration)})
-            case ChoiceMade():
+            case report.ChoiceMade():
                 self._add("chosen", {})
-            case ViewChanged():
+            case report.ViewChanged():
                 told: _Told = {"configuration": str(event.configuration), "step": event.first_step}
                 self._add(
                     "view", {**told, "view": event.view, "stall_s": event.stall_s, "reason": event.reason}
                 )
-            case WorkerChanged(process=process, state=state):
+            case report.WorkerChanged(process=process, state=state):
                 self._add("worker", {"process": process, "state": state, "detail": event.detail})
-            case Noted(level="warning", message=message):
+            case report.Noted(level="warning", message=message):
                 self._add("warning", {"message": message})
         self._observer.on_event(event)
 
@@ -67,7 +58,7 @@ class JobTrace(Observer):
             self._job.set_status(Status(StatusCode.ERROR, mask(error)[:_TEXT_MAX]))
         self._job.end()
 
-    def _begin(self, event: PhaseChanged) -> None:
+    def _begin(self, event: report.PhaseChanged) -> None:
         self._end_phase()
         if event.phase != "done":
             told = {"scavenger.phase.detail": mask(event.detail)[:_TEXT_MAX]}
@@ -84,7 +75,7 @@ class JobTrace(Observer):
 
 
 @contextmanager
-def traced(observer: Observer, name: str) -> Iterator[tuple[Observer, JobTrace | None]]:
+def traced(observer: report.Observer, name: str) -> Iterator[tuple[report.Observer, JobTrace | None]]:
     """Trace a job within the block, if that is asked for.
 
     Args:
