@@ -12,6 +12,9 @@ T, T'      time of the whole training at the chosen configuration, and at the pr
     time = F + left T' s                                        if the run ends before the missing workers are ready
            max(F, S) + P + (left - (max(F, S) - F) / (T' s)) T s    else;   left = min(f, m) - p
 
+and the end after that. What a job pays for until its processes end, it pays for a part of the end: any, as they end
+somewhere in it.
+
 Neither the start of a worker nor what is trained meanwhile is certain, and that p of the way is behind makes f no more
 certain: what is left is f - p, so its relative uncertainty grows towards the end. The distribution is averaged over
 points that fill it evenly, so it needs no chance.
@@ -71,6 +74,7 @@ class RunAhead:
         first: Start of the first workers from their launch, and the seconds since then; None if some are ready.
         missing: Start of the missing workers from now on; None if none is missing.
         end: The time after the training.
+        end_paid: Whether what the job runs on is paid for until then, and not until its processes end.
         stall: Pause of training by the change to the chosen configuration; None if it is known of none.
     """
 
@@ -84,11 +88,12 @@ class RunAhead:
     first: tuple[Lasting, float] | None
     missing: Lasting | None
     end: Lasting
+    end_paid: bool
     stall: Lasting | None = None
 
     def predict(self) -> Ahead:
         """The median and the 90 % interval."""
-        unknown = 5 if self.stall is None else 6
+        unknown = 5 + (not self.end_paid) + (self.stall is not None)
         middle = np.full((1, unknown), 0.5)
         share, start_s, left, times_s, usd = self._ends(middle)
         _, _, _, of_all_s, of_all_usd = self._ends(even_points(POINTS, unknown))
@@ -109,7 +114,7 @@ class RunAhead:
     def _ends(
         self, quantiles: FloatArray
     ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
-        """f, start, share left after it, whole time and cost at quantiles of what is unknown, shape `(n, 5 or 6)`."""
+        """f, start, share left after it, whole time and cost at quantiles of what is unknown, shape `(n, 5 to 7)`."""
         of_epochs, of_steps, of_first, of_missing, of_end = quantiles.T[:5]
         share = np.minimum(self._shares(of_epochs), self.share_max)
         slow = np.exp(self.whole.log_sd * ndtri(of_steps))
@@ -117,7 +122,8 @@ class RunAhead:
         start_s = (
             ready_s if self.missing is None else np.maximum(ready_s, _rest(self.missing, 0.0, of_missing))
         )
-        pause_s = 0.0 if self.stall is None else _rest(self.stall, 0.0, quantiles.T[5])
+        pause_s = 0.0 if self.stall is None else _rest(self.stall, 0.0, quantiles.T[-1])
+        of_paid = 1.0 if self.end_paid else quantiles.T[5]
         left = share - self.behind
         trained = (start_s - ready_s) / (self.meanwhile_s * slow)
         over = left <= trained
@@ -127,7 +133,7 @@ class RunAhead:
         remaining = np.where(over, 0.0, left - trained)
         training_s = remaining * self.whole.median_s * slow
         end_s = _rest(self.end, 0.0, of_end)
-        usd = started_s * self.start_usd_per_s + (training_s + end_s) * self.usd_per_s
+        usd = started_s * self.start_usd_per_s + (training_s + of_paid * end_s) * self.usd_per_s
         return share, started_s, remaining, started_s + training_s + end_s, usd
 
     def _shares(self, quantiles: FloatArray) -> FloatArray:

@@ -25,11 +25,11 @@ JOB_LOG_SD, START_LOG_SD = 0.3, 0.25
 STALL_LOG_SD = 0.3
 """Deviation of one change of view from the others of its job, before they are known better."""
 
-ENDING_S = {True: (2.0, 0.3), False: (0.3, 0.8)}
+ENDING_S = {True: (0.9, 0.5), False: (0.3, 0.8)}
 """Saving the model and ending the processes, seconds, and what its ln is uncertain by, with TensorFlow and without.
 
-With it 1.4 s on two quiet processors, 1.9 to 3 s on busy ones; without, few readings of a tenth to three tenths of a
-second, so with a wide spread. `scavenger explain JOB` tells what it took.
+With it 0.4 s on two quiet processors, 0.8 to 2 s on busy ones; without, a tenth to half a second, so with a wide
+spread. `scavenger explain JOB` tells what it took.
 """
 
 PRIOR_JOBS = 3.0

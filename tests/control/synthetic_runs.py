@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -32,7 +32,7 @@ from scavenger.train.transport import messages as m
 
 WORKERS = (1, 2)
 BATCHES = (32, 64, 128)
-END_S, END_LOG_SD = 2.0, 0.2
+END_S, END_LOG_SD = 0.8, 0.3
 SLOWED = 1.3
 """Times as long as usual a step takes beside a worker that starts on the same processors."""
 DESCRIBED = 0.7
@@ -360,9 +360,13 @@ def run_job(
     workflow.run(cast(Any, _NoOperations()))
     state = workflow.state
     ended_s = END_S * math.exp(END_LOG_SD * random.normal())
-    run.now_s += ended_s
-    actual = actual_of(trainer, truth.samples, state.chosen, end_s=ended_s)
-    assert actual is not None
+    paid = random.random()
+    run.now_s += paid * ended_s
+    cost_usd = trainer.cost_usd  # workers end somewhere in the end of the job
+    run.now_s += (1.0 - paid) * ended_s
+    found = actual_of(trainer, truth.samples, state.chosen, end_s=ended_s)
+    assert found is not None
+    actual = replace(found, cost_usd=cost_usd)
     store.update_job(job_id, actual=actual)
     ahead = None if state.decision is None else state.decision.ahead
     return Outcome(

@@ -22,6 +22,7 @@ RUN = RunAhead(
     first=None,
     missing=None,
     end=END,
+    end_paid=True,
 )
 
 
@@ -40,6 +41,16 @@ def test_without_a_start_the_interval_is_that_of_the_epochs() -> None:
     assert math.log((high_s - 2.0) / (low_s - 2.0)) == pytest.approx(2.0 * 1.645 * 0.2, rel=0.02)
     assert found.cost_usd == pytest.approx(2.04)
     assert (found.start_s, found.remaining, found.share) == (0.0, 1.0, 1.0)
+
+
+def test_what_processes_are_paid_for_ends_somewhere_in_the_end_of_the_run() -> None:
+    short = replace(RUN, whole=Lasting(1.0, 1e-9), epochs_log_sd=0.0)
+    found, of_machines = replace(short, end_paid=False).predict(), short.predict()
+
+    assert found.time_interval_s == pytest.approx(of_machines.time_interval_s)
+    assert of_machines.cost_usd == pytest.approx(0.02 * 3.0)
+    assert found.cost_usd == pytest.approx(0.02 * 2.0)
+    assert found.cost_interval_usd == pytest.approx((0.02 * 1.1, 0.02 * 2.9), rel=0.01)
 
 
 def test_what_is_trained_makes_the_epochs_no_more_certain() -> None:

@@ -93,6 +93,7 @@ def run_ahead(
         first=trainer.first_start,
         missing=missing,
         end=end,
+        end_paid=trainer.terms() is not None,
         stall=_pause(trainer, there),
     )
 
