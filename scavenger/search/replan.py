@@ -147,12 +147,9 @@ def staying(
     weighed = _weighed(curve, choice, here, remaining=remaining, switch=switch, worth=worth)
     if weighed.before > weighed.after:
         return choice
-    saved_s, saved_usd = weighed.saved_s + switch.time_s, weighed.saved_usd + switch.cost_usd
-    effect = Relocation(choice.configuration, saved_s, saved_usd, "").effect
-    takes = f"a pause of {rounded(switch.time_s, 2)} s" if switch.time_s else "the start of more workers"
-    reason = (
-        f"the job is there: a change to {choice.configuration} takes {takes}, more than it brings: {effect}"
-    )
+    effect = Relocation(choice.configuration, weighed.saved_s, weighed.saved_usd, "").effect
+    cost = f"a pause of {rounded(switch.time_s, 2)} s" if switch.time_s else "the start of more workers"
+    reason = f"the job is there, and a change to {choice.configuration} is not worth {cost}: with it, {effect}"
     return replace(choice, point=curve[here], reason=reason)
 
 
