@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, ClassVar
@@ -19,7 +19,7 @@ from scavenger.presentation.formatting import duration
 
 if TYPE_CHECKING:
     from scavenger.control.pools.standing import PoolStanding
-    from scavenger.scheduler.jobs.explaining import Other, Step
+    from scavenger.scheduler.jobs.explaining import Explanation, Other, Step
     from scavenger.scheduler.jobs.forecast import Forecast, NewJob, Range
 
 MOVES_SHOWN = 10
@@ -266,7 +266,7 @@ def explain_share(at: Local, job: JobKey) -> ShareAnswer:
 
 def share_of(at: Local, pool: PoolStanding, row: int) -> ShareAnswer:
     """Why a job of a pool has its slots."""
-    from scavenger.scheduler.jobs.explaining import explain, in_words
+    from scavenger.scheduler.jobs.explaining import explain
 
     one = pool.submissions[pool.decision.jobs[row].id]
     found = explain(pool.decision.seen, pool.rules, row)
@@ -278,7 +278,7 @@ def share_of(at: Local, pool: PoolStanding, row: int) -> ShareAnswer:
         name=one.job.name,
         slots=found.slots,
         held=found.held,
-        why=in_words(found, names, known=pool.decision.known(row)) + _and(pool, row, found.slots, due),
+        why=_why(pool, found, names) + _and(pool, row, found.slots, due),
         more=_sized(at, pool, found.more, row),
         less=_sized(at, pool, found.less, row),
         deadline=due,
@@ -365,7 +365,7 @@ def shared(
     at: Local, pool: PoolStanding, tenants: Mapping[str, int], moves: tuple[PoolMove, ...]
 ) -> SharedPool:
     """A pool as it is, and what comes of its jobs."""
-    from scavenger.scheduler.jobs.explaining import explain, further_slot, in_words
+    from scavenger.scheduler.jobs.explaining import explain, further_slot
     from scavenger.scheduler.jobs.forecast import forecast
 
     seen, rules, names = pool.decision.seen, pool.rules, _names(at, pool)
@@ -377,8 +377,7 @@ def shared(
         start, end, usd = _spans(coming, row)
         state = "waiting" if job.queued else "starting" if job.standing is None else job.standing.state
         told = row < EXPLAINED_MAX and mine and not pool.pool.whole
-        known = pool.decision.known(row)
-        why = in_words(explain(seen, rules, row), titles, known=known) if told else ""
+        why = _why(pool, explain(seen, rules, row), titles) if told else ""
         due = deadline_of(pool, row) if told else None
         jobs.append(
             SharingJob(
@@ -444,6 +443,14 @@ def _promoted_s(pool: PoolStanding, row: int, slots: int) -> float | None:
 def goes_first(promoted_s: float) -> str:
     """When that is, in words."""
     return "goes before all others" + (f" in {duration(promoted_s)}" if promoted_s else "")
+
+
+def _why(pool: PoolStanding, found: Explanation, names: Sequence[str]) -> str:
+    """The reason for a share in a sentence."""
+    from scavenger.scheduler.jobs.explaining import in_words
+
+    known, most = pool.decision.known(found.job), pool.decision.why_most(pool.pool, found.job)
+    return in_words(found, names, known=known, most=most)
 
 
 def _and(pool: PoolStanding, row: int, slots: int, due: Deadline | None) -> str:

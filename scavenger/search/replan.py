@@ -149,7 +149,9 @@ def staying(
         return choice
     effect = Relocation(choice.configuration, weighed.saved_s, weighed.saved_usd, "").effect
     cost = f"a pause of {rounded(switch.time_s, 2)} s" if switch.time_s else "the start of more workers"
-    reason = f"the job is there, and a change to {choice.configuration} is not worth {cost}: with it, {effect}"
+    reason = (
+        f"the job is there, and a change to {choice.configuration} is not worth {cost}: with it, {effect}"
+    )
     return replace(choice, point=curve[here], reason=reason)
 
 

@@ -51,10 +51,11 @@ class World:
         study_workers: int | None = None,
         deadline_s: float | None = None,
         steps: int = 3,
+        code: str = SLEEPING_LOOP,
     ) -> Submission:
         folder = self.folder / name
         folder.mkdir()
-        (folder / "train.py").write_text(SLEEPING_LOOP)
+        (folder / "train.py").write_text(code)
         spec = {
             "version": 1,
             "name": study or name,
@@ -186,6 +187,26 @@ def test_jobs_shrink_for_each_other_and_grow_when_one_has_ended(world: World) ->
         wait_for(world.ended(first))
     for one in (first, second):
         world.audit(one)
+
+
+def test_a_job_whose_workers_die_when_its_model_is_saved_goes_on_at_its_checkpoint(world: World) -> None:
+    """The worker kills itself, once, when it is asked for its state after the last step."""
+    dying = f"""\
+def last():
+    if state["w"][0] == {4 * SHARDS * SHARD // 32} and not os.path.exists("died"):
+        open("died", "w").close()
+        os.kill(os.getpid(), 9)
+    return state
+"""
+    code = SLEEPING_LOOP.replace("import time\n", "import os, time\n")
+    code = code.replace("    state = {", "    global state\n    state = {").replace("lambda: state", "last")
+    code = code.replace("def train():", dying + "\ndef train():")
+    with serving(world, slots=1):
+        one = world.submit("one", epochs=4, workers=(1, 1), code=code)
+        wait_for(world.ended(one))
+    assert (Path(one.job.job_file).parent / "died").exists()
+    assert world.now(one).starts.count == 2
+    world.audit(one)
 
 
 def test_an_urgent_job_pauses_another_which_goes_on_at_its_checkpoint(world: World) -> None:

@@ -21,6 +21,7 @@ from scavenger.scheduler.jobs.values import (
 )
 
 RIGID = ("fifo", "srtf", "tiresias")
+BY_SPEED = ("throughput", "goodput", "worth")
 CURVE_SLOTS = 24
 
 

@@ -218,8 +218,8 @@ def test_a_slot_more_is_told_with_whom_it_would_be_taken_from() -> None:
         "has 2 slots; one more makes it 50.0% faster, 13.3 s sooner, and would come from b (2 to 1: 20 s later)"
     )
     assert found.more is not None
-    slower = replace(found, more=replace(found.more, faster=-0.03, sooner_s=-2.0, others=()))
-    assert in_words(slower, ("a", "b")) == "has 2 slots; one more makes it 3.0% slower, 2 s later"
+    costly = replace(found, more=replace(found.more, sooner_s=-2.0, others=()))
+    assert in_words(costly, ("a", "b")) == "has 2 slots; one more makes it 50.0% faster, 2 s later"
     assert in_words(found, ("a", "b"), known=False).startswith(
         f"has {found.slots} slots; one more makes it faster by nobody knows how much, and "
     )
@@ -267,6 +267,8 @@ def test_what_a_step_takes_is_what_others_lose_or_what_was_idle(
         assert step.slots - found.slots == step.idle - sum(one.more for one in step.others)
         assert all(one.job != found.job and one.more for one in step.others)
     if found.more is not None:
+        assert found.more.faster > 0.0
+        assert found.more.fits or not found.slots
         assert found.slots < found.more.slots <= seen.claims.most[found.job]
         assert found.more.idle <= found.free + seen.slots
     assert in_words(found, [f"j{row}" for row in range(seen.jobs)])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from pool_cases import RIGID, fits, pools, rules
+from pool_cases import BY_SPEED, RIGID, fits, pools, rules
 from properties import examples
 
 from scavenger.scheduler.jobs.allotting import Rules, allot, same, with_allotment
@@ -57,8 +57,23 @@ def test_no_slot_is_idle_while_a_job_would_gain_from_it(seen: PoolSeen, ruled: R
             assert not fits(idle, int(need[job]), largest)
     if name not in RIGID and not (name == "elastic-tiresias" and waits.any()):
         for job, node in zip(shares.job.tolist(), shares.node.tolist(), strict=True):
-            full = seen.standing.fixed[job] or slots[job] >= seen.useful[job]
-            assert full or idle[node] == 0
+            if seen.standing.fixed[job] or not idle[node]:
+                continue
+            more = min(int(slots[job] + idle[node]), int(seen.useful[job]))
+            assert slots[job] >= more or (
+                name in BY_SPEED and seen.fastest_of(job, more) <= max(slots[job], seen.claims.least[job])
+            )
+
+
+@examples(40)
+@given(pools(), rules(BY_SPEED), st.integers(2, 4))
+def test_no_job_is_slower_than_with_fewer_of_its_slots(seen: PoolSeen, ruled: Ruled, step: int) -> None:
+    """For policies that go by speeds; here each is a little slower with a number that is no multiple of the step."""
+    rates = seen.curves.rates * np.where(np.arange(seen.curves.rates.shape[1]) % step, 0.6, 1.0)
+    seen = replace(seen, curves=Curves(rates))
+    slots = allot(seen, ruled[1]).shares.by_job(seen.jobs)
+    slower = slots > np.maximum(seen.fastest(slots), seen.claims.least)
+    assert not np.any(slower & (slots > 0) & ~seen.standing.fixed)
 
 
 @examples(40)

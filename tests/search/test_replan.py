@@ -58,7 +58,9 @@ def test_a_program_that_starts_slowly_is_not_started_again_for_less_than_its_sta
     found = stays(curve, "time", 1, SwitchCost(27.5, 0.5))
 
     assert found.configuration == curve[1].configuration
-    assert found.reason.endswith("is not worth a pause of 28 s: with it, it takes 25.3 s longer and $0.4 more")
+    assert found.reason.endswith(
+        "is not worth a pause of 28 s: with it, it takes 25.3 s longer and $0.4 more"
+    )
     assert stays(curve, "time", 1, SwitchCost(2.0, 0.0)).configuration == curve[0].configuration
 
 

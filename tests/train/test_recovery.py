@@ -176,6 +176,18 @@ def test_without_a_worker_the_job_waits_and_a_new_one_goes_on(tmp_path: Path) ->
     assert_same_weights(got, plain_keras("slow", run.steps))
 
 
+def test_if_no_worker_is_left_at_the_end_another_one_writes_the_model(tmp_path: Path) -> None:
+    with Run("small:slow", tmp_path, aggregators=2) as run:
+        run.begin(2, B, LIMIT_S)
+        run.train(7)
+        for worker in ("w0", "w1"):
+            run.kill(worker)
+        got = run.finish()
+
+    assert set(run.started) == {"w0", "w1", "w2"}
+    assert_same_weights(got, plain_keras("slow", run.steps))
+
+
 def test_a_worker_that_wakes_after_it_was_given_up_is_refused(tmp_path: Path) -> None:
     with Run("small:slow", tmp_path, aggregators=2, faults=["worker.computed/w1:stop@5"]) as run:
         run.engine.spared.add("w1")

@@ -126,6 +126,11 @@ class JobRun:
                 knock(self._work_dir(self._recorder_in_use))
 
     @property
+    def lost(self) -> bool:
+        """Whether it has ended without a model, as no process was left that held it."""
+        return self._upkeep is not None and self._upkeep.lost
+
+    @property
     def supervisor(self) -> JobSupervisor | None:
         """Supervises the processes of the job; None before they are begun; safe in signal handlers."""
         return None if self._workflow is None else self._workflow.trainer.supervisor
@@ -257,7 +262,13 @@ class JobRun:
         upkeep = self._upkeep
         if upkeep is not None and upkeep.unsaved and not ending.error:
             # training finished, but the model file is missing; `resume` can write it
-            ending = replace(ending, state="failed", error=upkeep.unsaved, exit_code=upkeep.unsaved_code)
+            goes_on = upkeep.lost and recorder.record.checkpoint is not None
+            ending = replace(
+                ending,
+                state="interrupted" if goes_on else "failed",
+                error=upkeep.unsaved,
+                exit_code=upkeep.unsaved_code,
+            )
         if ending.limit and recorder.record.checkpoint is not None:
             option = "--budget USD" if ending.limit == "budget" else "--deadline TIME"
             how = f"`scavenger resume {recorder.job_id[:8]} {option}` raises it and goes on"

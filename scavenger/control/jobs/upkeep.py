@@ -13,7 +13,7 @@ from scavenger.control.training.limits import CLOSE_S, weights_bytes
 from scavenger.control.training.recorder import Recorder
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.report import PhaseChanged
-from scavenger.errors import ModelNotSavedError, ScavengerError, TrainingCodeError
+from scavenger.errors import ModelNotSavedError, ScavengerError, TrainingCodeError, WorkersLostError
 
 _ALIVE_S = 1.0
 """Interval between heartbeats while the model is saved."""
@@ -31,6 +31,7 @@ class Upkeep:
         ending_at_s: Running time of the job when training had ended; None before that.
         unsaved: Why the model could not be saved and what was kept instead; empty unless saving failed.
         unsaved_code: The exit code for that.
+        lost: Whether it could not be saved as no process was left that held it.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Upkeep:
         self._short_of_room = False
         self.model_path: Path | None = None
         self.ending_at_s: float | None = None
-        self.unsaved, self.unsaved_code = "", 0
+        self.unsaved, self.unsaved_code, self.lost = "", 0, False
 
     def tick(self) -> None:
         """Do periodic work, about once a second, on the training thread."""
@@ -171,5 +172,6 @@ class Upkeep:
         # a program that saves nothing does no better the next time; other causes pass
         by_code = isinstance(error, TrainingCodeError)
         self.unsaved_code = (TrainingCodeError if by_code else ModelNotSavedError).exit_code
+        self.lost = isinstance(error, WorkersLostError)
         self.unsaved = f"the model could not be saved: {path}: {error}; {kept}"
         trainer.note(self.unsaved)

@@ -52,6 +52,9 @@ _STORE_S = 600.0
 """How long a runner waits for its store when it begins and when it ends. A server that cannot read the store either
 ends no runner."""
 _AGAIN_S = 0.5
+_LOST_MAX = 3
+"""So often at most a job goes on, at its checkpoint if it has one, that has lost all processes with its model at its
+end."""
 
 
 class _Log(Observer):
@@ -107,6 +110,8 @@ class Runner:
                     reason, code = report.error or report.job.state.replace("_", " "), report.exit_code
                     if self._job.paused and report.job.state == "interrupted":
                         leave = self._store.pause_submission
+                    elif self._job.lost and self._submission.starts.faults < _LOST_MAX:
+                        leave = self._store.requeue
         except (TransientError, StoreUnavailableError) as error:
             reason, code, leave = str(error), error.exit_code, self._store.requeue
         except ScavengerError as error:

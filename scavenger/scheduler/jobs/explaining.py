@@ -15,6 +15,8 @@ from scavenger.presentation.formatting import duration, plural
 from scavenger.scheduler.jobs.allotting import Rules, allot, with_allotment
 from scavenger.scheduler.jobs.values import PoolSeen
 
+NO_MORE = "it may have no more"
+
 
 @dataclass(frozen=True, slots=True)
 class Other:
@@ -44,6 +46,7 @@ class Step:
         sooner_s: As of `Other`, less what the change costs it.
         idle: Slots of the step that nobody has.
         others: Whose slots change.
+        fits: Whether it would have them: others may be unable to change.
     """
 
     slots: int
@@ -51,6 +54,7 @@ class Step:
     sooner_s: float
     idle: int
     others: tuple[Other, ...]
+    fits: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ class Explanation:
         slots: That it has by the policy; those that it holds may still be others.
         held: That it holds.
         free: Slots of the pool that nobody has by the policy.
-        more: The next number of slots that it could have, or with none the first; None if there is none.
+        more: The next number of slots that would make it faster, or with none the first; None if there is none.
         less: The number below; None if it has none, or if it cannot change.
         why_no_more: Why there is no `more`.
     """
@@ -84,21 +88,24 @@ def explain(seen: PoolSeen, rules: Rules, job: int) -> Explanation:
     allotment = allot(seen, rules)
     now = with_allotment(seen, allotment)
     slots, free = int(now.held[job]), now.slots - int(now.held[now.runs].sum())
-    more, why = _next(now, rules, job)
+    further, why = _next(now, rules, job)
+    more = None if further is None else _step(now, rules, job, further)
+    if more is not None and slots and not more.fits:
+        more, why = None, "nobody can give up more now"
     fewer = _below(now, rules, job)
     return Explanation(
         job=job,
         slots=slots,
         held=int(seen.held[job]),
         free=free,
-        more=None if more is None else _step(now, rules, job, more),
+        more=more,
         less=None if fewer is None else _step(now, rules, job, fewer),
         why_no_more=why,
     )
 
 
 def _next(now: PoolSeen, rules: Rules, job: int) -> tuple[int | None, str]:
-    """The next number of slots that the policy could give a job; None and why if there is none."""
+    """The next number of slots that would make a job faster; None and why if there is none."""
     plan = rules.policy.plan(now, rules.patience)
     slots, gang = int(now.held[job]), int(plan.gang[job])
     if now.standing.fixed[job]:
@@ -108,12 +115,16 @@ def _next(now: PoolSeen, rules: Rules, job: int) -> tuple[int | None, str]:
             return None, "it may have no slots"
         return (gang, "") if gang <= now.slots else (None, f"it needs {plural(gang, 'slot')} at once")
     if slots >= now.claims.most[job]:
-        return None, "it may have no more"
-    if slots >= now.useful[job]:
+        return None, NO_MORE
+    rates = now.curves.rates[now.claims.curve[job], : int(now.claims.most[job]) + 1]
+    more = slots + 1 + np.flatnonzero(rates[slots + 1 :] > rates[min(slots, len(rates) - 1)])
+    if not len(more):
         return None, "more would not make it faster"
     if plan.most[job] <= slots and not _is_elastic(now, plan.gang):
         return None, "it has what was asked for"
-    return (slots + 1, "") if slots < now.slots else (None, "it has the whole pool")
+    if slots == now.slots:
+        return None, "it has the whole pool"
+    return (int(more[0]), "") if more[0] <= now.slots else (None, "more would not make it faster")
 
 
 def _is_elastic(now: PoolSeen, gang: IntArray) -> bool:
@@ -149,6 +160,7 @@ def _step(now: PoolSeen, rules: Rules, job: int, slots: int) -> Step:
         sooner_s=sooner_s(now, job, slots) - float(now.standing.change_s[job]),
         idle=change - given,
         others=others,
+        fits=int(after[job]) == slots,
     )
 
 
@@ -195,31 +207,30 @@ def further_slot(seen: PoolSeen, rules: Rules, node: int) -> tuple[Other, ...]:
     )
 
 
-def in_words(found: Explanation, names: Sequence[str], *, known: bool = True) -> str:
+def in_words(found: Explanation, names: Sequence[str], *, known: bool = True, most: str = "") -> str:
     """The reason for a share in a sentence; see `further`."""
     has = f"has {plural(found.slots, 'slot')}" if found.slots else "waits"
-    return (
-        f"{has}{'; ' if found.slots and found.more is not None else ': '}{further(found, names, known=known)}"
-    )
+    then = "; " if found.slots and found.more is not None else ": "
+    return has + then + further(found, names, known=known, most=most)
 
 
-def further(found: Explanation, names: Sequence[str], *, known: bool = True) -> str:
+def further(found: Explanation, names: Sequence[str], *, known: bool = True, most: str = "") -> str:
     """What the next slots would bring a job, and who has them; or why there are none.
 
     Args:
         names: Of all jobs, by row.
         known: Whether the job's speed with other numbers of slots is known.
+        most: Why it may have no more than its most.
     """
     more = found.more
     if more is None:
-        return found.why_no_more
+        return found.why_no_more + (most if found.why_no_more == NO_MORE else "")
     if found.slots == 0:
         needs = f"needs {plural(more.slots, 'slot')}, {found.free} free"
         return needs + (f", and would take from {_owners(more.others, names)}" if more.others else "")
-    brings = "one more makes it " + (
-        f"{abs(more.faster):.1%} {'faster' if more.faster >= 0.0 else 'slower'}"
-        if known
-        else "faster by nobody knows how much"
+    count = more.slots - found.slots
+    brings = ("one more makes it " if count == 1 else f"{count} more make it ") + (
+        f"{more.faster:.1%} faster" if known else "faster by nobody knows how much"
     )
     if known and np.isfinite(more.sooner_s):
         brings += f", {duration(abs(more.sooner_s))} {'sooner' if more.sooner_s >= 0.0 else 'later'}"

@@ -173,6 +173,9 @@ class _Placing:
             queue = short
             if not (queue and self._freed):
                 break
+        if plan.by_speed:
+            for _, job in queue:
+                self._shrink(job)
         if queue and not closed:
             self._others()
         self._grow()
@@ -224,6 +227,15 @@ class _Placing:
     def _leave(self, job: int) -> None:
         for node, slots in self._placed.pop(job).items():
             self._room.add(node, slots)
+
+    def _shrink(self, job: int) -> None:
+        """A job that has not got all that was planned gives up what makes it slower."""
+        if (part := self._placed.get(job)) is None:
+            return
+        slots = max(int(self._plan.gang[job]), self._seen.fastest_of(job, sum(part.values())))
+        if slots < sum(part.values()):
+            self._leave(job)
+            self._take(job, _reduced(part, slots, self._largest))
 
     def _part(self, slots: int, least: int, held: Part) -> Part | None:
         """Nodes for so many slots, or for as many as there are, down to `least`."""
@@ -356,6 +368,8 @@ class _Placing:
         for _, job, node in sorted((float(submitted[job]), job, node) for job, node in there):
             total = sum(self._placed[job].values()) if job in self._placed else int(plan.slots[job])
             more = min(room.free[node], int(most[job]) - total)
+            if plan.by_speed and more > 0:
+                more = self._seen.fastest_of(job, total + more) - total
             if more > 0:
                 self._give_up(job)
                 self._take(job, {node: more})

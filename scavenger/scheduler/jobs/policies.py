@@ -7,7 +7,7 @@ priority counts, then what the policy wants.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import ClassVar, Protocol
@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 from scavenger.domain.curve import BoolArray, FloatArray, IntArray
 from scavenger.scheduler.jobs.filling import admit, level_groups, level_up, waterline
 from scavenger.scheduler.jobs.values import Plan, PoolSeen
+
+_REFILLS = 4
+"""So often at most slots that make their jobs slower are given to others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,13 +372,45 @@ def positive(rates: FloatArray) -> FloatArray:
 def by_gain(seen: PoolSeen, order: IntArray, weight: FloatArray) -> Plan:
     """The least of each job in this order, then each slot to the largest gain in rate times weight."""
     least, most = beginning(seen, order)
-    rows, slots = seen.arrival, np.zeros_like(least)
-    slots[rows] = waterline(
-        least[rows],
-        most[rows],
-        seen.slots,
-        gains=seen.curves.gains,
-        curve=seen.claims.curve[rows],
-        weight=weight[rows],
-    )
-    return elastic(seen, order, slots)
+    rows = seen.arrival
+
+    def filled(most: IntArray) -> IntArray:
+        slots = np.zeros_like(least)
+        slots[rows] = waterline(
+            least[rows],
+            most[rows],
+            seen.slots,
+            gains=seen.curves.gains,
+            curve=seen.claims.curve[rows],
+            weight=weight[rows],
+        )
+        return slots
+
+    return by_speed(seen, elastic(seen, order, faster(seen, filled, most, least)))
+
+
+def by_speed(seen: PoolSeen, plan: Plan) -> Plan:
+    """The plan in which no job takes idle slots that would make it slower."""
+    return replace(plan, most=np.minimum(plan.most, np.maximum(seen.gainful, plan.slots)), by_speed=True)
+
+
+def faster(
+    seen: PoolSeen, filled: Callable[[IntArray], IntArray], most: IntArray, least: IntArray
+) -> IntArray:
+    """Slots given by gain, but for those that make a job slower, which go to others.
+
+    Gains are those of the concave curve above a job's own. Between two numbers of slots where both touch, a job may be
+    slower than with the smaller one.
+
+    Args:
+        filled: The slots of all jobs, by the most that each may have.
+        least: What each keeps in any case.
+    """
+    for _ in range(_REFILLS):
+        slots = filled(most)
+        fastest = np.maximum(seen.fastest(slots), least)
+        slower = (fastest < slots) & ~seen.standing.fixed
+        if not slower.any():
+            return slots
+        most = np.where(slower, fastest, most)
+    return np.where(slower, fastest, slots)

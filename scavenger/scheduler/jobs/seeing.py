@@ -11,6 +11,7 @@ import numpy as np
 from scavenger.domain.curve import BoolArray, FloatArray, IntArray
 from scavenger.domain.job import JobSpec
 from scavenger.domain.pool import JobStanding, Pool, PoolShare, RatePoint, UserPart
+from scavenger.presentation.formatting import plural
 from scavenger.scheduler.jobs.allotting import Rules, allot
 from scavenger.scheduler.jobs.deadlines import CAUTIOUS, kept_shares, promised
 from scavenger.scheduler.jobs.filling import level_up
@@ -178,6 +179,11 @@ class SlotLimit:
     whose: str
     apart: Mapping[str, int]
 
+    @property
+    def words(self) -> str:
+        """For users."""
+        return f"{self.whose} have at most {plural(self.most, 'slot')} together"
+
     def free(self, shares: Mapping[str, PoolShare]) -> int:
         """How many they may have besides what counts as theirs; below 0 where they have more."""
         return self.most - sum(
@@ -344,6 +350,19 @@ class PoolDecision:
         """Whether anything is known of a job's speed with other numbers of slots."""
         standing = self.jobs[row].standing
         return standing is not None and bool(standing.curve)
+
+    def why_most(self, pool: Pool, row: int) -> str:
+        """Why a job may have no more slots, to follow that it may not; empty if its own sizes say so."""
+        job, most = self.jobs[row], int(self.seen.claims.most[row])
+        size = sizes_in(pool, job.sizes).most
+        if most >= size + job.sizes.apart:
+            return ""
+        if not self.known(row) and not POLICIES[pool.policy].gives_asked:
+            return " until its speed is known"
+        for limit in limits_of(pool, self.jobs):
+            if job.id in limit.ids and limit.most < size:
+                return f": {limit.words}"
+        return "" if pool.vms is None else ": another VM is not worth its price to it"
 
     @property
     def slots(self) -> dict[str, int]:

@@ -107,7 +107,7 @@ def _reason(pool: Pool, decision: PoolDecision, job_id: str, names: Mapping[str,
     user = decision.jobs[row].user
     titles = [names[job.id] if job.user == user else ANOTHERS for job in decision.jobs]
     found = explain(decision.seen, rules_of(pool, users_of(decision.jobs)), row)
-    return further(found, titles, known=decision.known(row))
+    return further(found, titles, known=decision.known(row), most=decision.why_most(pool, row))
 
 
 def _searches(job: PoolJob) -> bool:
@@ -144,9 +144,7 @@ def why_waiting(
         elif limit := next(
             (one for one in limits if job.id in one.ids and one.free(shares) < least + job.sizes.apart), None
         ):
-            found[job.id] = (
-                f"{limit.whose} have at most {plural(limit.most, 'slot')} together, and others have them"
-            )
+            found[job.id] = f"{limit.words}, and others have them"
         else:
             need = share.slots if share is not None and share.slots else least
             coming = ", which are coming" if share is not None and share.slots else ""

@@ -63,6 +63,14 @@ class Curves:
         return peak
 
     @cached_property
+    def fastest(self) -> IntArray:
+        """The fewest slots with the greatest rate of all numbers up to so many, shape of `rates`."""
+        best = np.maximum.accumulate(self.rates, axis=1)
+        first = np.arange(best.shape[1]) * (np.diff(best, axis=1, prepend=-1.0) > 0.0)
+        fastest: IntArray = np.maximum.accumulate(first, axis=1)
+        return fastest
+
+    @cached_property
     def envelope(self) -> FloatArray:
         """The least concave curve above each, flat from its peak on; shape of `rates`."""
         return np.stack([_hull(row) for row in self.rates])
@@ -280,6 +288,23 @@ class PoolSeen:
         claims = self.claims
         return np.minimum(claims.most, np.maximum(self.curves.peak[claims.curve], claims.asked))
 
+    @cached_property
+    def gainful(self) -> IntArray:
+        """Slots beyond which a job gains nothing, or may have no more."""
+        claims = self.claims
+        return np.minimum(claims.most, np.maximum(self.curves.peak[claims.curve], claims.least))
+
+    def fastest(self, slots: IntArray) -> IntArray:
+        """With how many of so many slots each job is fastest; the fewest of them."""
+        columns = np.minimum(slots, self.curves.rates.shape[1] - 1)
+        fewest: IntArray = self.curves.fastest[self.claims.curve, columns]
+        return fewest
+
+    def fastest_of(self, job: int, slots: int) -> int:
+        """The same of one job."""
+        table = self.curves.fastest
+        return int(table[self.claims.curve[job], min(slots, table.shape[1] - 1)])
+
     def rate(self, slots: IntArray) -> FloatArray:
         """Rate of each job with so many slots; beyond the end of its curve, that at its end."""
         columns = np.minimum(slots, self.curves.rates.shape[1] - 1)
@@ -311,6 +336,7 @@ class Plan:
         keeps: Whether no job behind this one begins while no nodes fit it.
         level: The queue of each job.
         promoted: Whose `attained_slot_s` begins at 0 again.
+        by_speed: Whether slots that would make a job slower stay idle.
         by_number: Whether the policy would say something else if a job had another number of slots, and not only if
             other jobs had any.
         tentative: Whether it might say something else once its own numbers are held.
@@ -323,6 +349,7 @@ class Plan:
     keeps: BoolArray
     level: IntArray
     promoted: BoolArray
+    by_speed: bool = False
     by_number: bool = False
     tentative: bool = False
 

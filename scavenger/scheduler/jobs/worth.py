@@ -22,7 +22,9 @@ from scavenger.scheduler.jobs.policies import (
     Patience,
     Patient,
     by_gain,
+    by_speed,
     elastic,
+    faster,
     needed,
     patience_ends,
     positive,
@@ -90,11 +92,14 @@ class Worth(Patient):
             need, due = np.maximum(need, owed), owed > 0
         density = weight * seen.rate(need) / np.maximum(need, 1)
         order = ranked(seen, patience, ~due, -density * np.where(runs > 0, np.exp(bonus), 1.0))
-        fill = _Filling(seen, weight, bonus, runs)
+        filling = _Filling(seen, weight, bonus, runs)
+
+        def fill(least: IntArray, most: IntArray) -> IntArray:
+            return faster(seen, lambda most: filling.slots(least, most), most, np.maximum(least, need))
 
         nothing = np.zeros_like(need)
         most = np.where(standing.fixed, need, np.where(need > 0, np.maximum(seen.useful, need), 0))
-        filled = fill.slots(nothing, most)
+        filled = fill(nothing, most)
         wanted = filled > 0
         first = claims.priority > claims.priority.min()
         wanted |= first | raised(seen, patience) | standing.fixed | due
@@ -102,14 +107,15 @@ class Worth(Patient):
         tentative = not (np.array_equal(begins, filled > 0) and (filled >= need)[begins].all())
         slots = filled
         if tentative:  # some of it went to those who do not begin
-            slots = fill.slots(np.where(begins, need, 0), np.where(begins, most, 0))
+            slots = fill(np.where(begins, need, 0), np.where(begins, most, 0))
         idle = seen.slots - int(slots.sum())
         if idle > 0:
             others = admit(order, np.where(begins, 0, need), idle)
             if others.any():
                 begins |= others
-                slots = fill.slots(np.where(others, need, slots), np.where(begins, most, 0))
-        return replace(elastic(seen, order, slots), by_number=bool(bonus.any()), tentative=tentative)
+                slots = fill(np.where(others, need, slots), np.where(begins, most, 0))
+        plan = by_speed(seen, elastic(seen, order, slots))
+        return replace(plan, by_number=bool(bonus.any()), tentative=tentative)
 
     def again_s(self, seen: PoolSeen, patience: Patience, plan: Plan, slots: IntArray) -> float:
         """See `Policy.again_s`: who may wait until the deadline of another begins then."""

@@ -18,6 +18,8 @@ from scavenger.train.supervisor.saving import Saving
 from scavenger.train.transport import messages as m
 
 _ASK_AGAIN_S = 1.0
+_WRITERS_MAX = 3
+"""So many workers are launched at most to write the model, where all others were lost."""
 
 
 class EndOfTraining:
@@ -26,6 +28,7 @@ class EndOfTraining:
     Args:
         processes: The engine and the hub.
         aggregators: Names of the aggregators that share the model, the sequencer first.
+        launch: Launches a worker like the last one.
         turn: Handles what happens meanwhile, waiting a moment for something.
         clock: Monotonic seconds.
     """
@@ -36,11 +39,12 @@ class EndOfTraining:
         registry: ProcessRegistry,
         *,
         aggregators: tuple[str, ...],
+        launch: Callable[[], object],
         turn: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
         self._processes, self._registry, self._aggregators = processes, registry, aggregators
-        self._turn, self._clock = turn, clock
+        self._launch, self._turn, self._clock = launch, turn, clock
         self._saving = Saving()
 
     def take(self, peer: str, message: m.Done | m.Saved | m.SavedPart | m.Unsaved) -> None:
@@ -74,16 +78,26 @@ class EndOfTraining:
     def write(self, path: Path, *, deadline: float, callbacks: m.RunCallbacks | None = None) -> None:
         """Have a worker write the model with the finalised weights, and end the callbacks.
 
+        If none is left, another is launched: aggregators hold the weights.
+
         Raises:
-            WorkersLostError: If no worker is left to write it.
+            WorkersLostError: If no worker is left to write it, and those that were launched were lost, too.
             ModelNotSavedError: If there is no room for the file, or its disk fails.
             TrainingHungError: If it takes too long.
         """
-        saving = self._saving
+        saving, launched = self._saving, 0
         while not saving.saved:
             able = [name for name in self._registry.alive if self._registry[name].status is Status.READY]
             if not able:
-                raise WorkersLostError("no worker is left to write the model")
+                if not self._registry.alive:
+                    if launched == _WRITERS_MAX:
+                        raise WorkersLostError("no worker is left to write the model")
+                    launched += 1
+                    self._launch()
+                if self._clock() > deadline:
+                    raise TrainingHungError("no worker was ready in time to write the model")
+                self._turn()
+                continue
             assert saving.step is not None
             self._save(able[0], path, saving.step, deadline, callbacks)
             if saving.refusal:

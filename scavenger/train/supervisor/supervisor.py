@@ -89,7 +89,12 @@ class Supervisor(JobSupervisor):
             clock=clock,
         )
         self._ending = EndOfTraining(
-            processes, self._registry, aggregators=aggregators, turn=self._turn, clock=clock
+            processes,
+            self._registry,
+            aggregators=aggregators,
+            launch=lambda: self.launch(1, self._registry.workers[-1].vm),
+            turn=self._turn,
+            clock=clock,
         )
         self._callbacks = CallbackRequests(
             processes, self._registry, limit_s=timeouts.callbacks_s, warn=self._warn, clock=clock
