@@ -30,14 +30,14 @@ from scavenger.control.leading.seat import Seat, job_archive
 from scavenger.control.leading.ssh import FailedThereError, Tunnel, forwarded, run_there
 from scavenger.control.leading.start import LeaderStart
 from scavenger.control.provisioning import providers
-from scavenger.control.provisioning.booting import BootingProvider
+from scavenger.control.provisioning.booting import with_script
 from scavenger.control.provisioning.clean_up import CleanUp, Leftover
 from scavenger.control.provisioning.fleet import new_boot_key
 from scavenger.control.provisioning.leader_meter import leader_text
 from scavenger.control.provisioning.ports import provisioning_of
 from scavenger.control.provisioning.vm_group import VmGroup
 from scavenger.domain.intent import FleetSpec, Intent, PlacementOption, VmSlot
-from scavenger.domain.vm import LaunchTemplate, VmPackage, VmRequest, VmSeen
+from scavenger.domain.vm import LaunchTemplate, VmPackage, VmSeen
 from scavenger.errors import CloudError, GoneError, QuotaError, TransientError
 from scavenger.policy.provisioning.config import ProvisioningConfig
 from scavenger.policy.provisioning.slots import LEADER_SLOT
@@ -68,18 +68,6 @@ class LeaderVmSpec:
     template: LaunchTemplate
     script: str
     wait_max_s: float
-
-
-class _Booting(BootingProvider):
-    """Gives the launch the script, which is not on record."""
-
-    def __init__(self, provider: AdmittingProvider, store: Store, script: str) -> None:
-        super().__init__(provider, store)
-        self._script = script
-
-    def launch(self, request: VmRequest) -> VmSeen:
-        template = replace(request.template, user_data=self._script)
-        return self._provider.launch(replace(request, template=template))
 
 
 class VmSeat(Seat):
@@ -151,7 +139,7 @@ class VmSeat(Seat):
                 show=self.inform,
                 failing=self.beginning,
                 config=self._config or provisioning_of(self.provider),
-                launching=_Booting(self.provider, store, spec.script),
+                booted=lambda request: with_script(request, spec.script),
             )
             group.want(
                 FleetSpec(

@@ -6,16 +6,15 @@ launched, so that a repeated launch is identical to the byte, and any process th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
 
-from scavenger.cloud.base import Provider
 from scavenger.cloud.boot.boot import Join, boot_script
 from scavenger.cloud.boot.pod import pod_script
 from scavenger.domain.providers import capabilities_of
-from scavenger.domain.vm import DEFAULT_SETTINGS, Quota, VmPackage, VmRequest, VmSeen, VmSettings
+from scavenger.domain.vm import VmPackage, VmRequest
 from scavenger.errors import CloudUnavailableError, ConfigurationError
 from scavenger.store import Store
 from scavenger.train.engines.vm.values import one_time_keys
@@ -52,25 +51,17 @@ def boot_way(user_data: str) -> tuple[str, str]:
     return ("", "") if boot is None else (boot.endpoint.rpartition(":")[0], boot.package.name)
 
 
-class BootingProvider(Provider):
-    """A provider that replaces the `boot_document` of each launch by the script that a VM or a pod runs."""
+def booting(store: Store, provider: str, region: str) -> Callable[[VmRequest], VmRequest]:
+    """Replaces the `boot_document` of a launch by the script that a VM or a pod runs.
 
-    def __init__(self, provider: Provider, store: Store) -> None:
-        self._provider, self._store = provider, store
-        self.name, self.region = provider.name, provider.region
-        self.visibility_s, self.remembers_s = provider.visibility_s, provider.remembers_s
+    Returns:
+        Takes the request of an intent and returns the one that the cloud gets. Raises `CloudUnavailableError` if the
+        job wants no VMs any more, which the reconciler's next iteration notices, and `ConfigurationError` if the user
+        data is not a boot document.
+    """
 
-    def zones(self, vm: str, settings: VmSettings = DEFAULT_SETTINGS) -> tuple[str, ...]:
-        return self._provider.zones(vm, settings)
-
-    def launch(self, request: VmRequest) -> VmSeen:
-        """See `Provider.launch`.
-
-        Raises:
-            CloudUnavailableError: Also if the job wants no VMs any more, which the reconciler's next iteration notices.
-            ConfigurationError: Also if the user data is not a boot document.
-        """
-        key = self._store.boot_key(request.tags.job_id, self.name, self.region)
+    def booted(request: VmRequest) -> VmRequest:
+        key = store.boot_key(request.tags.job_id, provider, region)
         if not key:
             raise CloudUnavailableError(f"job {request.tags.job_id[:8]} wants no VMs any more")
         try:
@@ -89,29 +80,11 @@ class BootingProvider(Provider):
             script = pod_script(join, boot.package, life_s=request.life_s, proxy=proxy)
         else:
             script = boot_script(join, boot.package, proxy=proxy)
-        template = replace(request.template, user_data=script)
-        return self._provider.launch(replace(request, template=template))
+        return with_script(request, script)
 
-    def describe(self, instance_id: str, zone: str) -> VmSeen:
-        return self._provider.describe(instance_id, zone)
+    return booted
 
-    def terminate(self, instance_id: str, zone: str) -> None:
-        self._provider.terminate(instance_id, zone)
 
-    def list_owned(self, owner: str) -> tuple[VmSeen, ...]:
-        return self._provider.list_owned(owner)
-
-    def console(self, instance_id: str, zone: str) -> str:
-        return self._provider.console(instance_id, zone)
-
-    def quotas(self) -> tuple[Quota, ...]:
-        return self._provider.quotas()
-
-    def impaired(self, instance_ids: Collection[str]) -> Mapping[str, str]:
-        return self._provider.impaired(instance_ids)
-
-    def spot_prices(self, vms: Collection[str]) -> Mapping[tuple[str, str], float]:
-        return self._provider.spot_prices(vms)
-
-    def remove_leftovers(self, owner: str) -> tuple[str, ...]:
-        return self._provider.remove_leftovers(owner)
+def with_script(request: VmRequest, script: str) -> VmRequest:
+    """The request with what its VM runs."""
+    return replace(request, template=replace(request.template, user_data=script))

@@ -22,7 +22,7 @@ from scavenger import errors
 from scavenger.cloud.base import Provider
 from scavenger.control.provisioning.ports import IntentStore, Steps, ask, lease_name, perform, provisioning_of
 from scavenger.domain.intent import Ending, Fence, Intent, Lease, PlacementOption, RegionSnapshot
-from scavenger.domain.vm import VmSeen
+from scavenger.domain.vm import VmRequest, VmSeen
 from scavenger.policy.provisioning import actions as act
 from scavenger.policy.provisioning.config import THROTTLED_FOR_S, ProvisioningConfig
 from scavenger.policy.provisioning.decider import CALLS, DENIED, THROTTLE, decide, ending_of
@@ -62,6 +62,7 @@ class Reconciler:
         clock: Monotonic clock, seconds.
         wall: The time of day, used only to charge periods without a reconciler.
         rng: Random generator for ids, jitter and turns.
+        booted: Puts into the request of a launch what its VM runs, where an intent does not have it.
         is_dead: Whether the named service is known to have ended, so that its lease can be taken at once.
     """
 
@@ -78,9 +79,10 @@ class Reconciler:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], datetime] = _utc,
         rng: random.Random | None = None,
+        booted: Callable[[VmRequest], VmRequest] = lambda request: request,
         is_dead: Callable[[str], bool] = lambda holder: False,
     ) -> None:
-        self._is_dead = is_dead
+        self._booted, self._is_dead = booted, is_dead
         self._store, self._provider, self._owner, self._holder = store, provider, owner, holder
         self._renew, self._alarm = renew, alarm
         self._config = config or provisioning_of(provider)
@@ -374,7 +376,7 @@ class Reconciler:
         """
         memory, now_s, option, key = self._memory, self._clock(), intent.option, ("launch", intent.id)
         try:
-            vm = yield from self._cloud("launch", lambda: self._provider.launch(intent.request))
+            vm = yield from self._cloud("launch", lambda: self._provider.launch(self._booted(intent.request)))
         except (
             errors.StockOutError,
             errors.QuotaError,

@@ -18,12 +18,13 @@ from typing import Any
 
 from scavenger.cloud.base import Provider
 from scavenger.control.provisioning.bill import counted_usd
-from scavenger.control.provisioning.booting import BootingProvider
+from scavenger.control.provisioning.booting import booting
 from scavenger.control.provisioning.clean_up import LIMIT_S
 from scavenger.control.provisioning.fleet_agents import VmAgents
 from scavenger.control.provisioning.lease_holder import holder_name, is_known_dead
 from scavenger.control.provisioning.reconciler import Reconciler
 from scavenger.domain.intent import FleetSpec, Intent
+from scavenger.domain.vm import VmRequest
 from scavenger.errors import ScavengerError, StoreBusyError
 from scavenger.policy.provisioning.actions import Alarm
 from scavenger.policy.provisioning.config import ProvisioningConfig
@@ -45,7 +46,7 @@ class VmGroup:
         agents: Those on its VMs; None of VMs that are renewed from elsewhere.
         show, alarm: Show a warning, and an alarm, to the user; called on the reconciler's thread.
         failing: What cannot be done while an iteration fails, for a warning.
-        launching: The cloud as launches see it; None: VMs boot by what is on record.
+        booted: See `Reconciler`; None: VMs boot by what is on record.
 
     Attributes:
         intents: All VMs that were ever requested for the record, as read last.
@@ -62,7 +63,7 @@ class VmGroup:
         alarm: Callable[[Alarm], None] | None = None,
         failing: str = "managing the VMs",
         config: ProvisioningConfig,
-        launching: Provider | None = None,
+        booted: Callable[[VmRequest], VmRequest] | None = None,
     ) -> None:
         self.store, self.provider, self.job_id, self.config = store, provider, job_id, config
         self._agents, self._show, self._failing = agents, show, failing
@@ -70,12 +71,13 @@ class VmGroup:
         self._done_at: dict[str, float] = {}
         self._reconciler = Reconciler(
             store,
-            BootingProvider(provider, store) if launching is None else launching,
+            provider,
             owner=store.installation(),
             holder=holder_name(),
             renew=self._renew,
             alarm=(lambda alarm: show(alarm.message)) if alarm is None else alarm,
             config=config,
+            booted=booted or booting(store, provider.name, provider.region),
             is_dead=is_known_dead,
         )
         self._stopping, self._waking = threading.Event(), threading.Event()
