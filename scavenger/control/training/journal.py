@@ -212,7 +212,9 @@ class _Step(msgspec.Struct, tag_field="kind", tag="step"):
     at_s: float
 
 
-class _Epoch(msgspec.Struct, tag_field="kind", tag="epoch"):
+class EpochLine(msgspec.Struct, tag_field="kind", tag="epoch"):
+    """The evaluation of an epoch, as it is written."""
+
     epoch: int
     step: int
     metrics: dict[str, float | None]
@@ -241,7 +243,9 @@ class _CallbackRun(msgspec.Struct, tag_field="kind", tag="callbacks"):
         return CallbackRunRecord(**msgspec.structs.asdict(self))
 
 
-class _Resumed(msgspec.Struct, tag_field="kind", tag="resumed"):
+class ResumedLine(msgspec.Struct, tag_field="kind", tag="resumed"):
+    """The steps after this one are undone."""
+
     step: int
 
 
@@ -249,7 +253,7 @@ class _Time(msgspec.Struct, tag_field="kind", tag="time"):
     at_s: float
 
 
-_Record = _Step | _Epoch | _CallbackRun | _Resumed | _Time
+_Record = _Step | EpochLine | _CallbackRun | ResumedLine | _Time
 
 
 def _records(path: Path) -> Iterator[_Record]:
@@ -267,7 +271,7 @@ def read_history(path: Path, step: int) -> History:
     A missing or damaged file yields less information and is no error, since a resumed job does not need it.
     """
     counter = SampleCounter()
-    epochs: dict[int, _Epoch] = {}
+    epochs: dict[int, EpochLine] = {}
     runs: dict[int, _CallbackRun] = {}
     within_epoch: _CallbackRun | None = None  # after the step before; those before it have led to its state
     elapsed_s = 0.0
@@ -284,7 +288,7 @@ def read_history(path: Path, step: int) -> History:
             case _Step():
                 counter.add(found.step, found.global_batch_size, found.samples)
                 elapsed_s = max(elapsed_s, found.at_s)
-            case _Epoch():
+            case EpochLine():
                 epochs[found.epoch] = found
                 elapsed_s = max(elapsed_s, found.at_s)
             case _CallbackRun(batch=None):
@@ -293,7 +297,7 @@ def read_history(path: Path, step: int) -> History:
                 within_epoch = found if found.step == step - 1 else within_epoch
             case _Time():
                 elapsed_s = max(elapsed_s, found.at_s)
-            case _Resumed():
+            case ResumedLine():
                 undo(found.step)
     undo(step)
     standing = [runs[number] for number in sorted(runs)] + ([within_epoch] if within_epoch else [])

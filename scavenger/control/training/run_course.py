@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from scavenger.control.training.journal import EpochLine, ResumedLine
 from scavenger.control.training.segments import lines_of
 from scavenger.domain.measurement import EpochRecord
 
@@ -44,8 +45,7 @@ class StepBucket:
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class CostAt:
+class CostAt(msgspec.Struct, frozen=True, tag_field="kind", tag="cost"):
     """Cost of all attempts at a time; `unix_s` is the time of day, seconds since the epoch."""
 
     at_s: float
@@ -78,25 +78,7 @@ class _Step(msgspec.Struct, tag_field="kind", tag="step"):
     noise_scale: float | None = None
 
 
-class _Epoch(msgspec.Struct, tag_field="kind", tag="epoch"):
-    epoch: int
-    step: int
-    metrics: dict[str, float | None]
-    evaluation_s: float
-    at_s: float
-
-
-class _Cost(msgspec.Struct, tag_field="kind", tag="cost"):
-    at_s: float
-    unix_s: float
-    cost_usd: float
-
-
-class _Resumed(msgspec.Struct, tag_field="kind", tag="resumed"):
-    step: int
-
-
-_Record = _Step | _Epoch | _Cost | _Resumed
+_Record = _Step | EpochLine | CostAt | ResumedLine
 
 
 class CourseReader:
@@ -169,16 +151,13 @@ class CourseReader:
         match self._decoder.decode(line):
             case _Step() as step:
                 self._add_step(step)
-            case _Epoch() as epoch:
-                metrics = {n: math.nan if v is None else v for n, v in epoch.metrics.items()}
-                self._epochs[epoch.epoch] = EpochRecord(
-                    epoch.epoch, epoch.step, metrics, epoch.evaluation_s, epoch.at_s
-                )
-            case _Cost() as cost:
-                self._costs.append(CostAt(cost.at_s, cost.unix_s, cost.cost_usd))
+            case EpochLine() as epoch:
+                self._epochs[epoch.epoch] = epoch.record()
+            case CostAt() as cost:
+                self._costs.append(cost)
                 if len(self._costs) > 2 * BUCKETS_MAX:
                     self._costs = [*self._costs[:-1:2], self._costs[-1]]
-            case _Resumed(step):
+            case ResumedLine(step):
                 self._steps = [one for one in self._steps if one.last <= step]
                 self._epochs = {n: one for n, one in self._epochs.items() if one.step <= step}
 
