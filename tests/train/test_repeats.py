@@ -21,7 +21,7 @@ from scavenger.elastic.barrier import Barrier
 from scavenger.elastic.membership import worker_slot
 from scavenger.elastic.migration import BucketMap
 from scavenger.elastic.steps import Announce, Applied, Contribution, Instruction, Proceed
-from scavenger.elastic.view import Member, Piece, Position, Share, View
+from scavenger.elastic.view import Member, Piece, Position, Share, View, WorkerView
 from scavenger.train.aggregation import step_timer
 from scavenger.train.aggregation.aggregator import Aggregator
 from scavenger.train.aggregation.worker_orders import Terms, WorkerOrders
@@ -344,7 +344,7 @@ def test_one_that_is_no_member_yet_is_told_the_share_of_one_that_was_lost() -> N
 
 def test_a_short_order_of_an_unknown_view_or_to_no_member_has_no_pieces() -> None:
     orders = Orders("w0", 8)
-    orders.add(m.TakeView(2, 5, 4, 0, 0, 1, -1))
+    orders.add(m.TakeView(WorkerView(2, 5, 4, Position(), 1, None)))
     for view in (2, 3):
         orders.add(m.Go(4, view, 1, 0))
         order = orders.next()
@@ -368,7 +368,7 @@ def test_an_order_is_superseded_by_one_of_a_later_step_and_by_no_repetition() ->
 def test_the_newest_two_views_are_kept() -> None:
     orders = Orders("w0", 8)
     for number in (1, 2, 3):
-        orders.add(m.TakeView(number, 1, 4, 0, 0, 1, 0))
+        orders.add(m.TakeView(WorkerView(number, 1, 4, Position(), 1, 0)))
     assert [orders.view(number) is not None for number in (1, 2, 3)] == [False, True, True]
 
 
@@ -397,7 +397,9 @@ def test_a_view_is_sent_to_each_worker_once_and_orders_name_it(job: Job) -> None
     made, said = job
     views = [(worker, message) for worker, message in said if isinstance(message, m.TakeView)]
     assert [worker for worker, _ in views] == [f"w{index}" for index in range(300)]
-    assert [(message.workers, message.rank) for _, message in views] == [(300, rank) for rank in range(300)]
+    assert [(message.view.workers, message.view.rank) for _, message in views] == [
+        (300, rank) for rank in range(300)
+    ]
     said.clear()
     made.sent_bytes = 0
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from scavenger.elastic import steps as st
 from scavenger.elastic.migration import BucketMap
 from scavenger.elastic.pieces import first_piece
-from scavenger.elastic.view import Share, View, plan_step
+from scavenger.elastic.view import Share, View, WorkerView, plan_step
 from scavenger.train.transport.messages.data import DataMessage, Go, Order, TakeMap, TakeView
 
 
@@ -104,15 +104,8 @@ class WorkerOrders:
             self._maps_sent = {name: one for name, one in self._maps_sent.items() if name in self._ranks}
         if self._sent.get(worker) != view.number:
             self._sent[worker] = view.number
-            self.send(
-                worker,
-                TakeView(
-                    view.number,
-                    view.first_step,
-                    view.global_batch_size,
-                    view.position.epoch,
-                    view.position.consumed,
-                    view.workers,
-                    self._ranks.get(worker, -1),
-                ),
+            rank = self._ranks.get(worker)
+            known = WorkerView(
+                view.number, view.first_step, view.global_batch_size, view.position, view.workers, rank
             )
+            self.send(worker, TakeView(known))

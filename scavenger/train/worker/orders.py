@@ -16,7 +16,6 @@ from scavenger.train.transport.messages.data import (
     Summarise,
     TakeMap,
     TakeView,
-    worker_view_of,
 )
 
 _VIEWS_KEPT = 2
@@ -53,7 +52,7 @@ class Orders:
                 del self._maps[number]
             return
         if isinstance(message, TakeView):
-            self._views[message.number] = worker_view_of(message)
+            self._views[message.view.number] = message.view
             for number in sorted(self._views)[:-_VIEWS_KEPT]:
                 del self._views[number]
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scavenger.elastic.migration import BucketMap
-from scavenger.elastic.view import Piece, Position, WorkerView
+from scavenger.elastic.view import Piece, WorkerView
 from scavenger.train.transport.messages.values import PayloadOffer, RowCounts, Tagged
 
 # ---- worker <-> aggregator ---------------------------------------------------------------------------------
@@ -227,33 +227,9 @@ class Go(Tagged, frozen=True):
 
 
 class TakeView(Tagged, frozen=True):
-    """To a worker, before the first order under a view: what it has to know of the view, which orders only name.
+    """To a worker, before the first order under a view: what it has to know of the view, which orders only name."""
 
-    See `scavenger.elastic.view.WorkerView`; `rank` is -1 for a worker that is no member.
-    """
-
-    number: int
-    first_step: int
-    global_batch_size: int
-    epoch: int
-    consumed: int
-    workers: int
-    rank: int
-
-    def __post_init__(self) -> None:
-        worker_view_of(self)  # an invalid view is rejected on arrival
-
-
-def worker_view_of(message: TakeView) -> WorkerView:
-    """Turn a message into the view that it is about."""
-    return WorkerView(
-        message.number,
-        message.first_step,
-        message.global_batch_size,
-        Position(message.epoch, message.consumed),
-        message.workers,
-        None if message.rank < 0 else message.rank,
-    )
+    view: WorkerView
 
 
 class AskView(Tagged, frozen=True):
