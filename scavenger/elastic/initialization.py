@@ -53,7 +53,10 @@ class WeightsPhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Address of one aggregator process; `memory` names the shared memory that it works on."""
+    """How to reach an aggregator process: address and public key of its data channel.
+
+    `memory` identifies the shared memory that it works on; a process with the same one shares it.
+    """
 
     address: str
     key: str

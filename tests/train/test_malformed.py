@@ -18,6 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from stubs import manifest, stub_supervisor
 
+from scavenger.elastic.initialization import Endpoint
 from scavenger.elastic.order import Blocks
 from scavenger.elastic.quarantine import Cause
 from scavenger.elastic.steps import Announce, Death
@@ -312,7 +313,7 @@ def test_the_coordinator_survives_any_messages(said: list[tuple[str, bytes]]) ->
             coordinator._take(peer, m.decode(data))
             coordinator._publish()
     # and still handles valid messages; what it was told may have it ask for one return to a checkpoint more
-    at = m.AggregatorAddress("tcp://127.0.0.1:9", "key", "here")
+    at = Endpoint("tcp://127.0.0.1:9", "key", "here")
     for _ in range(2):
         coordinator._take(SUPERVISOR, m.Rewind(None))
         for index in range(len(BRIEF.aggregators)):
@@ -323,7 +324,7 @@ def test_the_coordinator_survives_any_messages(said: list[tuple[str, bytes]]) ->
 def test_messages_of_a_process_that_claims_to_be_another_aggregator_are_ignored() -> None:
     coordinator = Coordinator(bootstrap("coordinator", "coordinator-1", token=1), _StubHub())
     coordinator._take(SUPERVISOR, BRIEF)
-    at = m.AggregatorAddress("tcp://127.0.0.1:9", "key", "here")
+    at = Endpoint("tcp://127.0.0.1:9", "key", "here")
     coordinator._take("aggregator-1", m.AggregatorReady(1, at, False, False))
     for peer, index in (("aggregator-1", 0), ("w0", 0), ("aggregator-0", 2), ("aggregator-2", 2), ("w0", -1)):
         coordinator._take(peer, m.AggregatorReady(index, at, False, False))
@@ -363,7 +364,7 @@ def aggregator(context: Any) -> Iterator[Aggregator]:
     )
     control = _Hub(context)
     made = Aggregator(context, boot, control)
-    addresses = (made._address, m.AggregatorAddress("tcp://127.0.0.1:9", public.decode(), "there"))
+    addresses = (made._address, Endpoint("tcp://127.0.0.1:9", public.decode(), "there"))
     made._from_control(m.Initialise(manifest(), addresses, None, None, False, "", 0, 1, ()))
     members = (Member("w0", 0),)
     made._from_control(m.Announcement(Announce(1, members, 4, token=1, reason="the first")))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import zmq
 
+from scavenger.elastic.initialization import Endpoint
 from scavenger.train.aggregation.bucket_copies import BucketCopies
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.aggregation.peers import Peers
@@ -45,7 +46,7 @@ class Hosts:
         self.router.start(self.poller)
         self.remote = RemoteWorkers(self.router.send)
         self.remote.open(self.shards[1].payload)
-        address = m.AggregatorAddress(self.router.address, keys[0].decode(), "there")
+        address = Endpoint(self.router.address, keys[0].decode(), "there")
         upstream = Upstream(context, "aggregator-2", new_keys(), self.poller)
         self.peers = Peers(
             context, "aggregator-2", new_keys(), memory="here", poller=self.poller, upstream=upstream

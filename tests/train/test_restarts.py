@@ -10,6 +10,7 @@ from hearing import heard
 from stubs import manifest
 from waiting import eventually
 
+from scavenger.elastic.initialization import Endpoint
 from scavenger.elastic.membership import Membership
 from scavenger.train.coordinator.initialization import JobInitializer
 from scavenger.train.job_source import JobSource
@@ -25,9 +26,9 @@ def bootstraps(folder: Path, **options: Any) -> ProcessConfigurations:
     return ProcessConfigurations(JobSource("train:job", folder, 1, threads=1), aggregators=(NAME,), **options)
 
 
-def address(boot: m.ProcessConfiguration) -> m.AggregatorAddress:
+def address(boot: m.ProcessConfiguration) -> Endpoint:
     """Make the configuration of a process that gets the same port each time, on the same block."""
-    return m.AggregatorAddress("tcp://127.0.0.1:5555", boot.data_public_key, "block")
+    return Endpoint("tcp://127.0.0.1:5555", boot.data_public_key, "block")
 
 
 def test_one_that_got_the_address_of_the_one_before_is_connected_to_and_initialised(tmp_path: Path) -> None:

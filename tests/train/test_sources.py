@@ -11,6 +11,7 @@ import pytest
 import zmq
 from stubs import manifest
 
+from scavenger.elastic.initialization import Endpoint
 from scavenger.train.aggregation.aggregator import Aggregator
 from scavenger.train.job_source import JobSource
 from scavenger.train.supervisor.process_configurations import ProcessConfigurations
@@ -49,7 +50,7 @@ def bootstraps(context: Any, **options: Any) -> ProcessConfigurations:
 def test_an_aggregator_leaves_an_order_alone_that_is_for_the_process_before(context: Any) -> None:
     made = Aggregator(context, bootstraps(context).of("aggregator", NAME), Control(context))
     order = m.Initialise(manifest(), (made._address,), None, None, False, "", 0, 1, ())
-    before = m.AggregatorAddress(made._address.address, new_keys()[0].decode(), made._address.memory)
+    before = Endpoint(made._address.address, new_keys()[0].decode(), made._address.memory)
 
     made._from_control(msgspec.structs.replace(order, aggregators=(before,)))
     assert made._shard is None
@@ -66,7 +67,7 @@ def test_a_worker_that_was_prepared_can_still_give_its_initial_weights_where_oth
     boot = bootstraps(context, memory_fd=block).of("worker", "w1")
     worker = Worker(context, boot, control)
     weights = worker._program.initial_state()
-    address = m.AggregatorAddress("tcp://127.0.0.1:9", new_keys()[0].decode(), memory_id(block))
+    address = Endpoint("tcp://127.0.0.1:9", new_keys()[0].decode(), memory_id(block))
     order = m.Prepare(worker._program.manifest, (address,), initial=False)
 
     worker._from_control(order)

@@ -13,6 +13,7 @@ from typing import Any
 import zmq
 
 from scavenger.elastic.barrier import Barrier
+from scavenger.elastic.initialization import Endpoint
 from scavenger.elastic.membership import worker_slot
 from scavenger.elastic.quarantine import Suspects
 from scavenger.errors import NotSupportedError, ScavengerError
@@ -60,7 +61,7 @@ class Aggregator:
         # others cannot reach a Unix socket in a private folder; at a port, the key of each process is asked for
         admitted = None if address.startswith("/") else Authenticator(context, may_follow=True)
         self._data = DataRouter(context, keys, address, authenticator=admitted)
-        self._address = m.AggregatorAddress(self._data.address, config.data_public_key, memory_id(self._fd))
+        self._address = Endpoint(self._data.address, config.data_public_key, memory_id(self._fd))
         self._poller = zmq.Poller()
         self._poller.register(self._control.socket, zmq.POLLIN)
         self._poller.register(self._data.socket, zmq.POLLIN)
@@ -473,7 +474,7 @@ class Aggregator:
             if isinstance(step_report, m.StepReport) and step_report.step == record.step:
                 self._control.send(step_report)  # the first one may have been lost
 
-    def _connect_upstream(self, first: m.AggregatorAddress) -> None:
+    def _connect_upstream(self, first: Endpoint) -> None:
         self._upstream.connect(first)
         self._upstream.send(m.Initialised(self.index, self._step, 0, 0))
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import zmq
 
+from scavenger.elastic.initialization import Endpoint
 from scavenger.train.aggregation.upstream import Upstream
 from scavenger.train.transport.messages import Join, Joined, Message
-from scavenger.train.transport.messages.values import AggregatorAddress
 from scavenger.train.transport.payload_streams import PayloadClient, is_ordered
 from scavenger.train.transport.sockets import Dealer, Keys, Malformed
 
@@ -31,12 +31,12 @@ class Peers:
     ) -> None:
         self._context, self._name, self._keys, self._memory = context, name, keys, memory
         self._poller, self._upstream = poller, upstream
-        self._addresses: tuple[AggregatorAddress, ...] = ()
+        self._addresses: tuple[Endpoint, ...] = ()
         self._dealers: dict[int, Dealer] = {}
         self._joined: set[int] = set()
         self._streams: PayloadClient | None = None
 
-    def connect(self, aggregators: tuple[AggregatorAddress, ...]) -> None:
+    def connect(self, aggregators: tuple[Endpoint, ...]) -> None:
         """Use these aggregators from now on; connections to others are closed."""
         for index in list(self._dealers):
             if self._addresses[index] != aggregators[index]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from scavenger.elastic.initialization import Endpoint
 from scavenger.elastic.migration import BucketMap, Migration
 from scavenger.elastic.view import Position
 from scavenger.errors import ScavengerError
@@ -223,7 +224,7 @@ def checkpoint_of(restore: m.RestorePoint, model: m.Manifest) -> Checkpoint:
     return checkpoint
 
 
-def neighbours(aggregators: tuple[m.AggregatorAddress, ...], index: int) -> frozenset[int]:
+def neighbours(aggregators: tuple[Endpoint, ...], index: int) -> frozenset[int]:
     """Return the indices of the other aggregators that use the block of one."""
     own = aggregators[index].memory
     return frozenset(other for other, at in enumerate(aggregators) if at.memory == own and other != index)

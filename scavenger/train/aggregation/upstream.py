@@ -6,8 +6,8 @@ from typing import Any
 
 import zmq
 
+from scavenger.elastic.initialization import Endpoint
 from scavenger.train.transport.messages import Message
-from scavenger.train.transport.messages.values import AggregatorAddress
 from scavenger.train.transport.sockets import Dealer, Keys
 
 
@@ -30,7 +30,7 @@ class Upstream:
         """Whether there is a connection."""
         return self._dealer is not None
 
-    def connect(self, first: AggregatorAddress) -> None:
+    def connect(self, first: Endpoint) -> None:
         """Connect to the first aggregator, instead of the one before it."""
         if self._dealer is not None:
             self._poller.unregister(self._dealer.socket)

@@ -96,8 +96,10 @@ class JobInitializer:
 
     def aggregator_ready(self, message: m.AggregatorReady) -> None:
         """Handle the address of an aggregator that is ready for connections."""
-        at = i.Endpoint(message.at.address, message.at.key, message.at.memory)
-        self._handle(i.PartReady(message.index, at, holds=message.initialised, own_memory=message.own_memory))
+        ready = i.PartReady(
+            message.index, message.at, holds=message.initialised, own_memory=message.own_memory
+        )
+        self._handle(ready)
 
     def initialised(self, index: int) -> None:
         """Note that an aggregator holds its model shard."""
@@ -130,10 +132,10 @@ class JobInitializer:
             match action:
                 case i.PrepareWorker():
                     assert self._manifest is not None
-                    at = _addresses(action.endpoints)
+                    at = action.endpoints
                     self._send(action.worker, m.Prepare(self._manifest, at, action.initial))
                 case i.ReconnectAll():
-                    self._send(EVERYBODY, m.Reconnect(_addresses(action.endpoints)))
+                    self._send(EVERYBODY, m.Reconnect(action.endpoints))
                 case i.InitializePart():
                     self._initialise(action)
                 case i.RenewView():
@@ -148,7 +150,7 @@ class JobInitializer:
             self._brief.aggregators[action.index],
             m.Initialise(
                 manifest=self._manifest,
-                aggregators=_addresses(action.endpoints),
+                aggregators=action.endpoints,
                 restore=None if action.spare else self._brief.restore,
                 checkpoint=self._brief.checkpoint,
                 recover=action.recover,
@@ -173,7 +175,3 @@ class JobInitializer:
                     "must give every worker the same (check for randomness in shapes or data)",
                 ),
             )
-
-
-def _addresses(endpoints: tuple[i.Endpoint, ...]) -> tuple[m.AggregatorAddress, ...]:
-    return tuple(m.AggregatorAddress(at.address, at.key, at.memory) for at in endpoints)

@@ -8,9 +8,10 @@ from typing import Any
 
 import zmq
 
+from scavenger.elastic.initialization import Endpoint
 from scavenger.train.transport.messages import Message
 from scavenger.train.transport.messages.data import Contributed, Join
-from scavenger.train.transport.messages.values import AggregatorAddress, PayloadOffer
+from scavenger.train.transport.messages.values import PayloadOffer
 from scavenger.train.transport.payload_streams import PayloadClient, is_ordered
 from scavenger.train.transport.sockets import Dealer, Keys, Malformed
 
@@ -68,7 +69,7 @@ class AggregatorConnections:
         """Indices of the aggregators that share the worker's memory."""
         return tuple(index for index in range(len(self._all)) if index not in self.remote)
 
-    def connect(self, aggregators: tuple[AggregatorAddress, ...]) -> None:
+    def connect(self, aggregators: tuple[Endpoint, ...]) -> None:
         """Connect to the aggregators, instead of those before them."""
         if self._all:
             log.info("reconnecting to the aggregators")

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from scavenger.elastic.initialization import Endpoint
 from scavenger.elastic.membership import worker_slot
 from scavenger.elastic.migration import BucketMap
 from scavenger.elastic.view import Piece, WorkerView, step_range
@@ -232,7 +233,7 @@ class Worker:
         if self._initial.publish():
             self._control.send(m.Seeded(self._memory_id))
 
-    def _connect(self, aggregators: tuple[m.AggregatorAddress, ...]) -> None:
+    def _connect(self, aggregators: tuple[Endpoint, ...]) -> None:
         assert self._memory is not None
         # the sequencer may be a new process; it repeats its orders to a worker that joins
         self._orders = self._no_orders()

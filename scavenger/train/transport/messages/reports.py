@@ -6,10 +6,11 @@ from typing import Annotated
 
 import msgspec
 
+from scavenger.elastic.initialization import Endpoint
 from scavenger.elastic.migration import BucketMap
 from scavenger.elastic.view import View
 from scavenger.frames import Frame
-from scavenger.train.transport.messages.values import AggregatorAddress, Manifest, Tagged
+from scavenger.train.transport.messages.values import Manifest, Tagged
 
 
 class Hello(Tagged, frozen=True):
@@ -93,7 +94,7 @@ class AggregatorReady(Tagged, frozen=True):
     """
 
     index: int
-    at: AggregatorAddress
+    at: Endpoint
     initialised: bool
     own_memory: bool
 

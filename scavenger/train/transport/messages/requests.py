@@ -6,10 +6,10 @@ from typing import Annotated
 
 import msgspec
 
+from scavenger.elastic.initialization import Endpoint
 from scavenger.elastic.migration import BucketMap
 from scavenger.elastic.steps import Announce
 from scavenger.train.transport.messages.values import (
-    AggregatorAddress,
     CheckpointPlan,
     Manifest,
     RestorePoint,
@@ -33,14 +33,14 @@ class Prepare(Tagged, frozen=True):
     """To a worker whose manifest fits: prepare to train. If `initial`, its initial weights become the job's."""
 
     manifest: Manifest
-    aggregators: tuple[AggregatorAddress, ...]
+    aggregators: tuple[Endpoint, ...]
     initial: bool
 
 
 class Reconnect(Tagged, frozen=True):
     """To workers and aggregators: an aggregator was restarted and has another address now."""
 
-    aggregators: tuple[AggregatorAddress, ...]
+    aggregators: tuple[Endpoint, ...]
 
 
 class Initialise(Tagged, frozen=True):
@@ -63,7 +63,7 @@ class Initialise(Tagged, frozen=True):
     """
 
     manifest: Manifest
-    aggregators: tuple[AggregatorAddress, ...]
+    aggregators: tuple[Endpoint, ...]
     restore: RestorePoint | None
     checkpoint: CheckpointPlan | None
     recover: bool

@@ -201,20 +201,6 @@ class PayloadOffer(Body, frozen=True):
     to_worker: bytes
 
 
-class AggregatorAddress(Body, frozen=True):
-    """How to reach an aggregator.
-
-    Attributes:
-        address: The address of its data channel.
-        key: The public key of its data channel.
-        memory: The identity of its block (`memory_id`); a process with the same one shares that block.
-    """
-
-    address: str
-    key: str
-    memory: str
-
-
 class RestorePoint(Body, frozen=True):
     """Begin with a checkpoint instead of a worker's initial weights.
 
