@@ -43,6 +43,7 @@ BY_SERVER = (
     "pool explain",
     "pool what-if",
     "pool pause",
+    "pool drain",
     "models list",
     "models show",
     "models rm",

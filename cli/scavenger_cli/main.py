@@ -90,7 +90,12 @@ app = make_app(
             ),
             "pool": CommandGroup(
                 "Show the pools of slots that jobs share: who has how many, what comes, and why.",
-                {"explain": "pool:explain", "what-if": "pool:what_if", "pause": "pool:pause"},
+                {
+                    "explain": "pool:explain",
+                    "what-if": "pool:what_if",
+                    "pause": "pool:pause",
+                    "drain": "pool:drain",
+                },
                 own="pool:show",
             ),
             "aggregators": CommandGroup(

@@ -6,14 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field
 
 from scavenger.api.calls import Local, call
 from scavenger.api.deadlines import Deadline, deadline_in, deadline_of
 from scavenger.api.forms import JobKey
 from scavenger.api.submitting import JobRequest
-from scavenger.api.values import Answer
-from scavenger.domain.pool import ANOTHERS
+from scavenger.api.values import Answer, gathered
+from scavenger.domain.pool import ANOTHERS, NodeState
+from scavenger.domain.pool_settings import PoolName
 from scavenger.errors import ConfigurationError, NotFoundError
 from scavenger.presentation.formatting import duration
 
@@ -104,10 +107,37 @@ class PoolMove:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedVms:
-    """The VMs that a pool rents, each one slot.
+class SharedNode:
+    """A node of a pool.
 
     Attributes:
+        name: Of a host, or the id of a VM; `local` is this machine.
+        type: Its VM type; empty for this machine.
+        slots: Workers that it holds.
+        spot: Whether it may be taken back.
+        state: `open`; `draining`: jobs leave it, and it gets no shares; `lost`: it is not reached; `taken`: something
+            else than the pool's jobs has it.
+        since: When it became that; null for this machine.
+        job, job_name: Of the job that has it; null for none, several, or another user's.
+    """
+
+    name: str
+    type: str
+    slots: int
+    usd_per_hour: float
+    spot: bool
+    state: NodeState
+    since: datetime | None
+    job: str | None
+    job_name: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedVms:
+    """The VMs that a pool rents, or the hosts that it has, each one slot.
+
+    Attributes:
+        vm: Their type; empty for hosts, which may be of several.
         spot: Whether workers have spot VMs.
         budget_usd: Of a calendar month, in UTC; null for no limit.
         left_usd: Of it, now; null for no limit.
@@ -134,6 +164,7 @@ class SharedPool:
         whole: Whether each job has all of it.
         usd_per_slot_hour: Price of a slot: that of a processor of this machine, or of a VM.
         vms: What is rented for its jobs; null for slots of this machine.
+        nodes: Its machines; of rented VMs those that are there.
         number: Of the newest allotment; 0 before the first.
         jobs: In the order of submission.
         further: What one slot more would bring now.
@@ -147,6 +178,7 @@ class SharedPool:
     whole: bool
     usd_per_slot_hour: float
     vms: SharedVms | None
+    nodes: tuple[SharedNode, ...]
     number: int
     jobs: tuple[SharingJob, ...]
     further: tuple[Gain, ...]
@@ -160,6 +192,23 @@ class PoolsAnswer(Answer):
     masked: ClassVar[bool] = True
 
     pools: tuple[SharedPool, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDrainedAnswer(Answer):
+    """What was done to a node of a pool.
+
+    Attributes:
+        job, name: Of the job that has it, and leaves it unless `drained` is false; null for none that is known.
+    """
+
+    masked: ClassVar[bool] = True
+
+    pool: str
+    node: str
+    drained: bool
+    job: str | None
+    name: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +334,35 @@ def share_of(at: Local, pool: PoolStanding, row: int) -> ShareAnswer:
     )
 
 
+@call(
+    "post",
+    "pools/drain",
+    tag="pools",
+    summary="Drain a node",
+    role="admin",
+    writes="store",
+    body="PoolNodeForm",
+)
+def drain_pool_node(
+    at: Local,
+    node: Annotated[str, Field(min_length=1, max_length=200, description="As `scavenger pool` names it.")],
+    pool: Annotated[PoolName | None, Field(description="The pool that has it, if several do.")] = None,
+    undo: Annotated[bool, Field(description="Let jobs have the node again.")] = False,
+) -> NodeDrainedAnswer:
+    """Have jobs leave a node of a pool, which then gets no shares until `undo`."""
+    from scavenger.control.pools.nodes import drain
+
+    name, job_id = drain(at.store, node, pool, undo=undo)
+    job = at.store.submission(job_id) if job_id else None
+    return NodeDrainedAnswer(
+        pool=name,
+        node=node,
+        drained=not undo,
+        job=None if job is None else job.id,
+        name=None if job is None else job.job.name,
+    )
+
+
 @call("post", "pools/what-if", tag="pools", summary="What one more job would bring", role="changer", body="*")
 def what_if_submitted(at: Local, request: JobRequest) -> WhatIfAnswer:
     """Start, end and dollars of a job if it was submitted now, and whom it would delay; nothing is submitted."""
@@ -407,6 +485,7 @@ def shared(
         whole=pool.pool.whole,
         usd_per_slot_hour=pool.usd_per_slot_hour,
         vms=_vms(at, pool),
+        nodes=_nodes(at, pool),
         number=0 if pool.allotment is None else pool.allotment.number,
         jobs=tuple(jobs),
         further=tuple(_gain(at, pool, one) for one in further),
@@ -430,6 +509,28 @@ def _vms(at: Local, pool: PoolStanding) -> SharedVms | None:
         idle=idle,
         idle_usd=idle_usd,
     )
+
+
+def _nodes(at: Local, pool: PoolStanding) -> tuple[SharedNode, ...]:
+    from scavenger.control.pools.nodes import nodes_of
+    from scavenger.domain.pool import PoolAllotment
+
+    last = pool.allotment or PoolAllotment(pool.pool, 0, {}, (), datetime.now(UTC))
+    found = []
+    for node, job_id in nodes_of(at.store, last):
+        one = pool.submissions.get(job_id)
+        if one is not None and at.only_of not in (None, one.job.user):
+            one = None
+        found.append(
+            gathered(
+                SharedNode,
+                node,
+                usd_per_hour=node.usd_per_hour if pool.pool.vms else node.slots * pool.usd_per_slot_hour,
+                job=None if one is None else one.id,
+                job_name=None if one is None else one.job.name,
+            )
+        )
+    return tuple(found)
 
 
 def _promoted_s(pool: PoolStanding, row: int, slots: int) -> float | None:

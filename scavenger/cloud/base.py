@@ -9,7 +9,8 @@ The contract of a `Provider`, which `tests/cloud` verifies for every implementat
   and prove nothing. `ThrottledError`: nothing was done. After `CloudUnavailableError` the result is unknown: repeat
   the call with the same token, or list the VMs.
 - **Machines to avoid** (`LaunchTemplate.avoided`) get no VM while others could hold it, where the provider can choose
-  the machine; elsewhere they change nothing, nor do names that there are not.
+  the machine; elsewhere they change nothing, nor do names that there are not. Of machines
+  that one has, those that are drained (`LaunchTemplate.drained`) get none.
 - **A launch that waits in a queue** (as of Kueue) raises `CloudUnavailableError` as well, and lists show it `queued`:
   repeating it is what waits, and `StockOutError` says that the provider waits no longer.
 - **A token holds in one zone**: another zone needs another token, or a definite error first.
@@ -24,9 +25,9 @@ The contract of a `Provider`, which `tests/cloud` verifies for every implementat
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from scavenger.domain.vm import DEFAULT_SETTINGS, Quota, VmRequest, VmSeen, VmSettings
+from scavenger.domain.vm import DEFAULT_SETTINGS, OwnedMachine, Quota, VmRequest, VmSeen, VmSettings
 
 CONSOLE_CHARACTERS = 32_000
 """Longest console output that a provider returns: its end, which shows what went wrong last."""
@@ -157,6 +158,31 @@ class AdmittingProvider(Provider, Protocol):
 
         Raises:
             CredentialsError, ThrottledError, CloudUnavailableError: See the module.
+        """
+
+
+@runtime_checkable
+class OwnedMachines(Protocol):
+    """What a provider of machines that one has (`Capabilities.owned`) tells of them besides."""
+
+    def prices(self, zone: str) -> tuple[float, ...]:
+        """What each machine costs in an hour, US dollars; no machine is asked.
+
+        Args:
+            zone: Of these alone; empty for all of the region.
+
+        Raises:
+            ConfigurationError: There are none.
+        """
+
+    def machines(self, zone: str) -> tuple[OwnedMachine, ...]:
+        """The machines as they are, without those of which no size is known yet.
+
+        Args:
+            zone: As of `prices`.
+
+        Raises:
+            CloudError: They cannot be asked at all.
         """
 
 

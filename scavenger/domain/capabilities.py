@@ -20,6 +20,7 @@ class Capabilities:
         spot: Machines that the provider may take back, at a lower price.
         leads: Machines that can lead a job in place of the command.
         keeps_disks: A machine that has powered itself off keeps its disk until it is deleted.
+        owned: Machines that one has: there are so many and no more, each has a name, and any may be in use.
         metadata: The protocol of the service that tells a machine of its end and proves its identity; empty for none.
     """
 
@@ -31,4 +32,5 @@ class Capabilities:
     spot: bool = True
     leads: bool = False
     keeps_disks: bool = False
+    owned: bool = False
     metadata: Literal["", "ec2", "gce"] = ""

@@ -13,7 +13,7 @@ States only move forwards, and an instance id, once known, never changes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Literal
@@ -261,6 +261,10 @@ class Intent:
     def id(self) -> str:
         """A UUID as text: the launch's idempotency token and the VM's tag."""
         return self.request.tags.token
+
+    def is_on(self, machines: Collection[str]) -> bool:
+        """Whether its VM is one of these machines: by its id, or by the name of its host, which is before a point."""
+        return self.instance_id in machines or self.instance_id.rpartition(".")[0] in machines
 
     @property
     def job_id(self) -> str:

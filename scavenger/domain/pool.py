@@ -49,15 +49,42 @@ class UserPart:
     most: int | None = None
 
 
+NodeState = Literal["open", "draining", "lost", "taken"]
+"""`open` to shares; `draining`: jobs leave it, and it gets none; `lost`: it is not reached; `taken`: something else
+than the pool's jobs has it."""
+
+
 @dataclass(frozen=True, slots=True)
-class PoolVms:
-    """VMs that are rented for the jobs of a pool, each one slot.
+class PoolNode:
+    """A machine of a pool, with its name.
 
     Attributes:
-        infra: Where, such as `gcp/us-central1`.
-        vm: Their type.
+        type: Of its hardware; nodes of one type can stand for each other.
+        slots: Workers that it holds.
+        cpus: Its processors.
+        since: When it became what its state says.
+        spot: Whether it may be taken back.
+    """
+
+    name: str
+    type: str
+    slots: int
+    cpus: int
+    usd_per_hour: float
+    state: NodeState
+    since: datetime | None
+    spot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PoolVms:
+    """VMs that are rented for the jobs of a pool, or hosts that one has, each one slot.
+
+    Attributes:
+        infra: Where, such as `gcp/us-central1` or `ssh/lab`.
+        vm: Their type; empty for hosts, which may be of several.
         spot: Whether workers have spot VMs.
-        usd_per_hour: Price of one, with its disk and address.
+        usd_per_hour: Price of one, with its disk and address; of the dearest host.
         budget_usd: What all of them may cost in a calendar month, in UTC; None for no limit.
         job_usd_per_hour: What it is worth that a job ends an hour sooner; None for what the slots that it asked for
             cost in it.
@@ -74,13 +101,18 @@ class PoolVms:
     least: int = 0
     idle_s: float | None = None
 
+    @property
+    def owned(self) -> bool:
+        """Whether they are hosts that one has."""
+        return not self.vm
+
 
 @dataclass(frozen=True, slots=True)
 class Pool:
     """What a pool is.
 
     Attributes:
-        slots: Workers that all its jobs may have together; VMs, where these are rented.
+        slots: Workers that all its jobs may have together; VMs, where these are rented; hosts, reached or not.
         policy: See `scavenger.scheduler.jobs.policy_table`.
         users: Parts of those who have others than `UserPart()`.
         starved_s: A wait after which a job goes before all others; None for never.
@@ -162,6 +194,8 @@ class JobStanding:
         size: Workers that it trains with, or is to have; None for as many as are there.
         start_s: From its begin to its first step, seconds; None before it was known once.
         worker_s: From a worker's start until it can join, seconds, as its workers so far; None before the first could.
+        vm: Type of the nodes that it has; empty in a pool of one type.
+        others: Its curves on the other types of nodes that it has had.
     """
 
     token: int
@@ -178,6 +212,8 @@ class JobStanding:
     size: int | None = None
     start_s: float | None = None
     worker_s: float | None = None
+    vm: str = ""
+    others: Mapping[str, tuple[RatePoint, ...]] = field(default_factory=dict)
 
     def under(self, token: int | None) -> JobStanding:
         """What it says of a job whose runner has this token: of an earlier runner's processes, nothing."""
@@ -200,6 +236,7 @@ class PoolShare:
         late: Why it has not done what it was told within its `limits.change`; empty if it has, or may still.
         waited_s: How long it had waited when it was begun last, by which it has its turn.
         promised: Whether it was promised to be done by its deadline, which is kept for it from then on.
+        vm: Type of the nodes that it has, or had last; empty in a pool of one type.
     """
 
     slots: int
@@ -214,6 +251,7 @@ class PoolShare:
     late: str = ""
     waited_s: float = 0.0
     promised: bool = False
+    vm: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +263,8 @@ class PoolAllotment:
         number: Grows by one with each on record.
         shares: Of all its jobs that waited or ran, by their ids.
         moves: What was done, one line each.
+        nodes: The hosts of a pool that has some, as they were seen.
+        drained: Names of the nodes that jobs leave, and that get no shares.
     """
 
     pool: Pool
@@ -232,6 +272,8 @@ class PoolAllotment:
     shares: Mapping[str, PoolShare]
     moves: tuple[str, ...]
     at: datetime
+    nodes: tuple[PoolNode, ...] = ()
+    drained: tuple[str, ...] = ()
 
 
 def document_of(value: JobStanding | PoolAllotment | Pool) -> dict[str, Any]:

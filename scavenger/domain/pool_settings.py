@@ -22,7 +22,7 @@ class UserPartSettings(FrozenModel):
 
 
 class PoolSettings(FrozenModel):
-    """A pool of slots on this machine, of VMs that are rented for its jobs, or of pods for ElasticJobs."""
+    """A pool of slots on this machine, of VMs that are rented for its jobs, of hosts, or of pods for ElasticJobs."""
 
     slots: int | None = Field(
         default=None, ge=1, le=100_000, description="Workers at once; else one for each processor."
@@ -33,7 +33,8 @@ class PoolSettings(FrozenModel):
         default=3600.0, description="A job that has waited for so long goes before all others."
     )
     infra: Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,40}/[a-z0-9-]{1,60}$")] | None = Field(
-        default=None, description="Cloud and region whose VMs are rented for its jobs, each one slot."
+        default=None,
+        description="Cloud and region whose VMs are rented for its jobs, or ssh/GROUP of hosts; each one slot.",
     )
     nodes: dict[str, str] | None = Field(
         default=None,
@@ -71,11 +72,11 @@ class PoolSettings(FrozenModel):
             return self
         if self.nodes is not None:
             raise fault("is for nodes that a cluster has; VMs that are rented have infra alone", "nodes")
-        if self.vm is None or self.max is None:
+        if (self.vm is None) != (self.max is None):
             raise fault(f"must be given, for VMs of {self.infra}", "max" if self.vm else "vm")
         if self.slots is not None:
             raise fault("is for this machine; of rented VMs, say max", "slots")
-        if self.min > self.max:
+        if self.max is not None and self.min > self.max:
             raise fault(f"is above max, {self.max}", "min")
         return self
 
@@ -87,7 +88,9 @@ def pool_named(name: str, settings: PoolSettings, slots: int, vms: PoolVms | Non
 
 
 def pools_of(
-    settings: Mapping[str, PoolSettings], processors: int, price: Callable[[str, str, bool], float]
+    settings: Mapping[str, PoolSettings],
+    processors: int,
+    rented: Callable[[PoolSettings], tuple[PoolVms, int]],
 ) -> dict[str, Pool]:
     """The pools of a server: those that are named, and that of jobs with `infra: local`.
 
@@ -96,28 +99,21 @@ def pools_of(
     Args:
         settings: Of the pools, by name.
         processors: Of this machine.
-        price: US dollars per hour of a VM in a region, by its type, and whether it is a spot VM.
+        rented: What is rented by the settings of a pool with `infra`, and how many there may be.
 
     Raises:
-        ConfigurationError: Of VMs that are to be rented no price is known.
+        ConfigurationError: Of VMs that are to be rented no price is known; there are no such hosts.
     """
-
-    def vms(name: str, one: PoolSettings) -> PoolVms | None:
-        if one.infra is None or one.vm is None:
-            return None
-        try:
-            usd_per_hour = price(one.infra, one.vm, one.spot)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"pool.{name}: {error}") from error
-        return PoolVms(
-            one.infra, one.vm, one.spot, usd_per_hour, one.budget, one.hour, one.min, one.idle_duration
-        )
-
+    named = {}
     for name, one in settings.items():
         if one.nodes is not None:
             raise ConfigurationError(f"pool.{name}.nodes is for ElasticJobs, whose operator shares them out")
-    named = {
-        name: pool_named(name, one, one.max or one.slots or processors, vms(name, one))
-        for name, one in settings.items()
-    }
+        if one.infra is None:
+            named[name] = pool_named(name, one, one.slots or processors)
+            continue
+        try:
+            vms, most = rented(one)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"pool.{name}: {error}") from error
+        named[name] = pool_named(name, one, most, vms)
     return {MACHINE: Pool(MACHINE, processors, "fifo", whole=True), **named}

@@ -155,7 +155,7 @@ BUILT_IN = (
     ProviderKind(
         "ssh",
         "scavenger.cloud.ssh.adapter:ADAPTER",
-        Capabilities(zones=True, as_user=True, spot=False),
+        Capabilities(zones=True, as_user=True, spot=False, owned=True),
         r"[a-z][a-z0-9]{0,30}",
         r"-[a-z][a-z0-9]{0,30}",
         ("lab", "lab-rack1"),

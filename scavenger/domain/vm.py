@@ -69,6 +69,7 @@ class LaunchTemplate:
         settings: Network and identity.
         avoided: Names of machines, such as the nodes of a cluster, on which VMs are only if no other could hold them;
             for providers that tell a VM the name of its machine.
+        drained: Names of machines on which no VM is launched.
     """
 
     run_max_s: float
@@ -78,6 +79,7 @@ class LaunchTemplate:
     labels: tuple[tuple[str, str], ...] = field(default=())
     settings: VmSettings = DEFAULT_SETTINGS
     avoided: tuple[str, ...] = ()
+    drained: tuple[str, ...] = ()
 
     @property
     def run_max_tag(self) -> str:
@@ -127,6 +129,29 @@ class VmRequest:
     template: LaunchTemplate
     life_s: float = 900.0
     usd_per_hour_max: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedMachine:
+    """A machine that one has, and who has it now.
+
+    Attributes:
+        vm: Its type.
+        reached: Whether it answers.
+        lost: Whether it has not answered for so long that what was there counts as ended.
+        held: Whether anything has it.
+        instance_id: Of the VM there, which ends with the token of its launch; empty if it is none of this account.
+    """
+
+    name: str
+    vm: str
+    cpus: int
+    gpus: int
+    usd_per_hour: float
+    reached: bool
+    lost: bool
+    held: bool
+    instance_id: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,9 @@ HEALTH_LAST = 32
 BILLED_MIN_S = 60.0
 """Minimum billed time: Google Cloud and AWS bill by the second, and at least a minute."""
 
+_MACHINES = ("avoided", "drained")
+"""Names of machines among a template's fields, which are kept only where there are any."""
+
 SHORTAGES = "told"
 """Key in a fleet spec's document under which the lease holder reports what keeps the job from having its VMs."""
 
@@ -169,17 +172,20 @@ def _template_from(given: dict[str, Any]) -> LaunchTemplate:
         for key, value in found.pop("settings", {}).items()
     }
     labels = _pairs(found.pop("labels", ()))
-    avoided = tuple(found.pop("avoided", ()))
-    return LaunchTemplate(**found, labels=labels, settings=VmSettings(**settings), avoided=avoided)
+    avoided, drained = (tuple(found.pop(key, ())) for key in _MACHINES)
+    return LaunchTemplate(
+        **found, labels=labels, settings=VmSettings(**settings), avoided=avoided, drained=drained
+    )
 
 
 def _template_document(template: LaunchTemplate) -> dict[str, Any]:
-    """The launch parameters as keys of a flat document; settings and machines to avoid only where there are any."""
+    """The launch parameters as keys of a flat document; settings and names of machines only where there are any."""
     document = asdict(template)
     if template.settings == DEFAULT_SETTINGS:
         del document["settings"]
-    if not template.avoided:
-        del document["avoided"]
+    for key in _MACHINES:
+        if not document[key]:
+            del document[key]
     return document
 
 

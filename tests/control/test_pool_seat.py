@@ -35,7 +35,7 @@ def test_a_job_searches_up_to_its_share_and_one_that_searches_none_begins_with_i
             "elastic": {"min": 1, "max": 8},
         }
     )
-    within = PoolSeat("gpu", PoolShare(told, told, told, 1), token=1, attained_slot_s=0.0).within(job)
+    within = PoolSeat("gpu", PoolShare(told, told, told, 1), token=1).within(job)
 
     assert within.worker_counts == runs
     assert (within.elastic_range, within.elastic.policy) == ((1, 8), "fixed")

@@ -147,6 +147,7 @@ COMMANDS = (
     Command("scale", "scale {running} --workers 2 --no-wait"),
     Command("stop", "stop {running} --no-wait"),
     Command("pool-pause", "pool pause {running} --no-wait"),
+    Command("pool-drain", "pool drain local"),
     Command("migrate", "migrate {running} --no-wait"),
     Command("jobs-rm", "jobs rm trained --yes"),
     Command("schema-job", "schema job", by_server=False),

@@ -18,6 +18,7 @@ from scavenger.domain.pool import (
     JobStanding,
     Pool,
     PoolAllotment,
+    PoolNode,
     PoolShare,
     PoolVms,
     RatePoint,
@@ -41,6 +42,7 @@ from scavenger.scheduler.jobs.seeing import (
 )
 
 RENTED = tuple(PoolVms("gcp/us-central1", "n1-standard-8", False, 1.0, None, usd) for usd in (None, 100.0))
+HOSTS = tuple(PoolVms("ssh/lab", "", False, usd) for usd in (0.0, 1.0))
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -72,6 +74,27 @@ class World:
     jobs: list[Job] = field(default_factory=list)
     arrived: int = 0
     means: Means = field(default_factory=Means)
+
+    def set_means(self) -> None:
+        """What the pool has is something else from now on: its budget, or the state of a host."""
+        if (vms := self.pool.vms) is None:
+            return
+        if not vms.owned:
+            self.means = Means(self.chance.choice((0.0, 1.0, inf)), self.chance.choice((0.0, 60.0)))
+            return
+        nodes = list(
+            self.means.nodes
+            or (
+                PoolNode(str(at), "ab"[at % 2], 1, 1 + at % 2, vms.usd_per_hour * (at % 2), "open", NOW)
+                for at in range(self.pool.slots)
+            )
+        )
+        at, state = (
+            self.chance.randrange(len(nodes)),
+            self.chance.choice(("open", "open", "lost", "draining")),
+        )
+        nodes[at] = replace(nodes[at], state=state)
+        self.means = Means(nodes=tuple(nodes))
 
     def arrive(self) -> None:
         least = self.chance.randint(1, 3)
@@ -119,14 +142,18 @@ class World:
         number = 1 if self.last is None else self.last.number + 1
         decision = decided(self.pool, jobs, number - 1, means=self.means)
         wanted = {
-            job.id: Wanted(decision.slots[job.id], promised=decision.promised(row))
+            job.id: Wanted(decision.slots[job.id], promised=decision.promised(row), vm=decision.vms[job.id])
             for row, job in enumerate(decision.jobs)
         }
         payable = decision.seen.slots
-        shares, done = moves(self.pool, jobs, wanted, number, NOW, slots=payable)
+        shares, done = moves(self.pool, jobs, wanted, number, NOW, room=decision.room)
         if any(move.kind in ("begin", "grow") for move in done):
             apart = {job.id: job.sizes.apart for job in jobs}
-            assert sum(share.counts + apart[id] for id, share in shares.items() if share.counts) <= payable
+            has = [(share, share.counts + apart[id]) for id, share in shares.items() if share.counts]
+            began = {shares[move.job].vm for move in done if move.kind in ("begin", "grow")}
+            for vm in began:
+                assert sum(count for share, count in has if share.vm == vm) <= decision.room[vm]
+            assert sum(count for share, count in has if share.vm in began) <= payable
         following = next_allotment(self.last, self.pool, shares, done, {}, NOW)
         if following is not None:
             for job in jobs:
@@ -148,6 +175,8 @@ class World:
         job.standing = JobStanding(
             1, "training", job.workers, obeyed, curve=curve, left=WorkLeft(100.0 * job.number), change_s=0.1
         )
+        if self.last is not None:
+            job.standing = replace(job.standing, vm=self.last.shares[job.id].vm)
 
     def grow_early(self, job: Job) -> None:
         """Start what it was told to start, without having said so."""
@@ -231,15 +260,14 @@ class World:
     st.integers(1, 9),
     st.sampled_from(POLICY_NAMES),
     st.sampled_from(({}, {"ann": UserPart(2.0, 3)})),
-    st.sampled_from((None, *RENTED)),
+    st.sampled_from((None, *RENTED, *HOSTS)),
 )
 def test_no_slot_has_two_owners_and_all_comes_to_rest(
     seed: int, slots: int, policy: str, users: dict[str, UserPart], vms: PoolVms | None
 ) -> None:
     world = World(Pool("gpu", slots, policy, users, vms=vms), random.Random(seed))
     for _ in range(60):
-        if vms is not None:
-            world.means = Means(world.chance.choice((0.0, 1.0, inf)), world.chance.choice((0.0, 60.0)))
+        world.set_means()
         world.event()
         world.check()
         world.decide()
@@ -258,6 +286,11 @@ def test_no_slot_has_two_owners_and_all_comes_to_rest(
     for job in world.jobs:
         share = world.last.shares[job.id]
         assert share.slots == share.told == share.counts == (0 if job.queued else job.workers)
+    if world.means.nodes is not None:
+        for name in "ab":
+            room = sum(one.state == "open" for one in world.means.nodes if one.type == name)
+            here = [one for one in world.jobs if one.workers and world.last.shares[one.id].vm == name]
+            assert sum(one.workers + one.sizes.apart for one in here) <= room
 
 
 def test_of_rented_vms_as_many_are_allotted_as_can_be_paid() -> None:

@@ -75,7 +75,9 @@ def pool_text(one: pools.SharedPool) -> Iterator[RenderableType]:
     """A pool for people."""
     each = ", one job at a time has all of them" if one.whole else f", shared out by {one.policy}"
     slots, vms = plural(one.slots, "slot"), one.vms
-    if vms is not None:
+    if vms is not None and not vms.vm:
+        slots = f"{plural(one.slots, 'host')} of {vms.infra}"
+    elif vms is not None:
         kind = "spot VM" if vms.spot else "VM"
         slots = f"up to {plural(one.slots, kind)} {vms.vm} of {vms.infra}"
     yield Text(f"Pool {one.name}: {slots}{each}; {one.free} free")
@@ -85,6 +87,8 @@ def pool_text(one: pools.SharedPool) -> Iterator[RenderableType]:
     if vms is not None and (vms.idle or vms.idle_usd):
         waiting = f"{plural(vms.idle, 'VM')} without a job, which {'waits' if vms.idle == 1 else 'wait'} for the next"
         yield Text(f"{waiting}; {money(vms.idle_usd)} were paid for that in this month")
+    if vms is not None or any(node.state != "open" for node in one.nodes):
+        yield from nodes(one)
     if not one.jobs:
         yield Text("No job waits or runs.")
         return
@@ -101,6 +105,32 @@ def pool_text(one: pools.SharedPool) -> Iterator[RenderableType]:
         f"90 % intervals, if no other job comes; dollars from now on, at {money(one.usd_per_slot_hour)} per slot "
         "and hour"
     )
+
+
+def nodes(one: pools.SharedPool) -> Iterator[RenderableType]:
+    """The machines of a pool, as a table."""
+    if not one.nodes:
+        return
+    grid = render.table(
+        ("node", "left"),
+        ("type", "left"),
+        ("slots", "right"),
+        ("per hour", "right"),
+        ("state", "left"),
+        ("since", "left"),
+        ("job", "left"),
+    )
+    for node in one.nodes:
+        grid.add_row(
+            clean(node.name),
+            f"{node.type}{' spot' if node.spot else ''}" or "-",
+            str(node.slots),
+            money(node.usd_per_hour),
+            node.state,
+            when(node.since)[:19],
+            "-" if node.job is None else title(node.job, node.job_name),
+        )
+    yield grid
 
 
 def coming(one: pools.SharedPool) -> Iterator[RenderableType]:
@@ -224,6 +254,30 @@ def _later(span: pools.Span) -> str:
         sooner = pools.Span(-span.middle, -span.high, -span.low)
         return f"{within(sooner, duration, duration_within)} sooner"
     return f"{within(span, duration, duration_within)} later"
+
+
+def drain(
+    node: Annotated[
+        str, typer.Argument(metavar="NODE", help="Name of the node, as `scavenger pool` shows it.")
+    ],
+    pool: Annotated[
+        str | None, typer.Option("--pool", metavar="POOL", help="The pool that has it, if several do.")
+    ] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Let jobs have the node again.")] = False,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Have jobs leave a node of a pool, which then gets no shares until `--undo`."""
+    with open_source(store_url) as source:
+        done = pools.drain_pool_node(source, node, pool, undo=undo)
+    if output.is_json:
+        console.emit_answer(done)
+    elif undo:
+        console.emit(Text(f"{clean(node)} of pool {done.pool} gets shares again."))
+    else:
+        leaves = f"; {title(done.job, done.name)} leaves it" if done.job else ""
+        console.emit(Text(f"{clean(node)} of pool {done.pool} is drained{leaves}."))
+    return 0
 
 
 def pause(

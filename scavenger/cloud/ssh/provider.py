@@ -18,7 +18,7 @@ from typing import Any
 
 from scavenger.cloud.base import CONSOLE_CHARACTERS
 from scavenger.cloud.ssh import connection
-from scavenger.domain.vm import DEFAULT_SETTINGS, Quota, VmRequest, VmSeen, VmSettings, VmTags
+from scavenger.domain.vm import DEFAULT_SETTINGS, OwnedMachine, Quota, VmRequest, VmSeen, VmSettings, VmTags
 from scavenger.domain.vm_settings import SshHost, SshSettings
 from scavenger.errors import CloudUnavailableError, ConfigurationError, GoneError, StockOutError
 
@@ -115,14 +115,16 @@ class SshProvider:
             for vm in one["vms"]:
                 if vm["token"] == token:
                     return self._living(name, vm)
-        for name in [name for name, one in looked.items() if not one["held"]]:
+        drained = request.template.drained
+        for name in [name for name, one in looked.items() if not one["held"] and name not in drained]:
             self._asked.setdefault(token, set()).add(name)
             vm = self._ask(name, "launch", vm=_record(request, name), script=request.template.user_data)["vm"]
             if vm is not None:
                 self._lived.add(name)
                 return self._living(name, vm)
         silent = f", and {len(names) - len(looked)} do not answer" if len(looked) < len(names) else ""
-        raise StockOutError(f"{request.zone}: all {len(looked)} hosts {request.vm} are in use{silent}")
+        used = "in use or drained" if drained else "in use"
+        raise StockOutError(f"{request.zone}: all {len(looked)} hosts {request.vm} are {used}{silent}")
 
     def describe(self, instance_id: str, zone: str) -> VmSeen:
         name, token = self._parsed(instance_id)
@@ -174,6 +176,48 @@ class SshProvider:
             Quota(quota_of(vm), self.region, float(count), float(count - free[vm]))
             for vm, count in sorted(there.items())
         )
+
+    def prices(self, zone: str) -> tuple[float, ...]:
+        """See `OwnedMachines.prices`."""
+        found = tuple(
+            host.usd_per_hour for name, host in self.hosts.items() if zone in ("", self._zone(name))
+        )
+        if not found:
+            raise ConfigurationError(f"ssh/{self.region} has no host in the zone {zone}")
+        return found
+
+    def machines(self, zone: str) -> tuple[OwnedMachine, ...]:
+        """See `OwnedMachines.machines`."""
+        if len(self.types) < len(self.hosts):
+            del self.types  # whoever did not answer may now
+        names = [name for name in self.types if zone in ("", self._zone(name))]
+        try:
+            looked = self._look(names, needed=())
+        except CloudUnavailableError:  # none of them answers
+            looked = {}
+        now = self._clock()
+        limit_s = UNREACHED_S if looked else NONE_REACHED_S
+        found = []
+        for name in names:
+            kind, one = self.types[name], looked.get(name)
+            living = (
+                () if one is None else [f"{name}.{vm['token']}" for vm in one["vms"] if vm["state"] != "gone"]
+            )
+            silent_s = 0.0 if one is not None else now - self._silent_since.get(name, now)
+            found.append(
+                OwnedMachine(
+                    name,
+                    kind.vm,
+                    kind.cpus,
+                    kind.gpus,
+                    kind.usd_per_hour,
+                    reached=one is not None,
+                    lost=silent_s >= limit_s,
+                    held=one is not None and one["held"],
+                    instance_id=next(iter(living), ""),
+                )
+            )
+        return tuple(found)
 
     def spot_prices(self, vms: Collection[str]) -> Mapping[tuple[str, str], float]:
         return {}

@@ -12,7 +12,7 @@ from scavenger.control.training.operations import NOT_YET, OperationHandler
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.infra import Infra
 from scavenger.domain.job import JobSpec, ResourcesSpec
-from scavenger.domain.pool import JobStanding, PoolShare, PoolVms
+from scavenger.domain.pool import JobStanding, PoolShare, PoolVms, RatePoint
 from scavenger.policy.batch import batch_rule
 
 _CURVE_S = 5.0
@@ -27,7 +27,7 @@ class PoolSeat:
         share: What the job was begun with.
         vms: What is rented for it; None where it is this machine.
         token: Of the lease of its runner.
-        attained_slot_s: What it had by its earlier runners.
+        before: How the job stood by its earlier runners; None if it never did.
         changed: Set when the standing says something else than a moment ago; None for an event of its own.
         clock: Monotonic seconds.
     """
@@ -39,7 +39,7 @@ class PoolSeat:
         *,
         vms: PoolVms | None = None,
         token: int = 0,
-        attained_slot_s: float = 0.0,
+        before: JobStanding | None = None,
         changed: threading.Event | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -47,9 +47,15 @@ class PoolSeat:
         self.changed = threading.Event() if changed is None else changed
         self._clock = clock
         self._began_at = self._counted_at = clock()
-        self._attained_slot_s = attained_slot_s
+        self._attained_slot_s = 0.0 if before is None else before.attained_slot_s
         self._curve_at, self._looked_at = float("-inf"), clock()
-        self._now = JobStanding(token, "starting", share.told, share.since)
+        known = dict[str, tuple[RatePoint, ...]]()
+        if before is not None and share.vm:
+            known = {**before.others, **({before.vm: before.curve} if before.vm and before.curve else {})}
+        own = known.pop(share.vm, ())
+        self._now = JobStanding(
+            token, "starting", share.told, share.since, curve=own, vm=share.vm, others=known
+        )
 
     # ---- what the job may have -----------------------------------------------------------------------------
 
@@ -68,7 +74,7 @@ class PoolSeat:
         if (vms := self._vms) is not None:
             place = {
                 "infra": Infra.parse(vms.infra),
-                "resources": ResourcesSpec(vm=vms.vm),
+                "resources": ResourcesSpec(vm=vms.vm or self.share.vm),
                 "spot": "always" if vms.spot else "never",
             }
         rents = self._vms is not None or job.infra.capabilities.rents
@@ -89,7 +95,8 @@ class PoolSeat:
         rule = batch_rule(elastic.batch, batch_max=elastic.batch_max or job.batch_sizes[-1])
         workers = self.share.told
         batch = max(workers, rule.global_batch_size(workers, chosen))
-        return replace(chosen, workers=workers, global_batch_size=batch)
+        there = {} if self._vms is None else {"vm": self._vms.vm or self.share.vm}
+        return replace(chosen, workers=workers, global_batch_size=batch, **there)
 
     # ---- how it stands -------------------------------------------------------------------------------------
 
@@ -130,7 +137,7 @@ class PoolSeat:
                 now,
                 rate=workflow.rate,
                 left=workflow.left(),
-                curve=workflow.rates(),
+                curve=workflow.rates() or now.curve,
                 change_s=None if stall is None else stall.median_s,
                 worker_s=trainer.setup_s or None,
             )

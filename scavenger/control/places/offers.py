@@ -102,6 +102,7 @@ class CatalogCloud:
         aggregator_vms: Number of aggregator VMs, which are paid for whatever the workers are.
         beside: Whether there are aggregators beside the workers, too.
         public: Whether VMs have a public address; where their subnet decides, they are taken to have one.
+        alike: Whether aggregators have VMs of the workers' type, as in a pool of hosts, whose types are counted.
 
     Raises:
         ConfigurationError: If the catalogue cannot be opened.
@@ -120,11 +121,12 @@ class CatalogCloud:
         aggregator_vms: int = 1,
         beside: bool = False,
         public: bool = True,
+        alike: bool = False,
     ) -> None:
         self._provider, self._region, self._spot = provider, region, spot
         self._catalog: Catalog | PodCatalog = catalog or catalog_of(provider, region, environment, settings)
         self._changes = changes or ChangeCosts()
-        self._aggregator_vms, self._beside, self._public = aggregator_vms, beside, public
+        self._aggregator_vms, self._beside, self._public, self._alike = aggregator_vms, beside, public, alike
 
     def hardware(self) -> str:
         """What determines the speed of a VM type: its processors may differ by region.
@@ -221,6 +223,8 @@ class CatalogCloud:
         Raises:
             ConfigurationError: If its price is unknown.
         """
+        if self._alike:
+            return self._offer(vm, spot=False)
         machine = self._catalog.listing(self._provider, self._region, vm).machine
         enough = machine.cpus >= AGGREGATOR_CPUS_MIN and machine.memory_gib >= AGGREGATOR_GIB_MIN
         if enough and not machine.accelerators and machine.cpus <= AGGREGATOR_CPUS_MAX:

@@ -57,6 +57,8 @@ from scavenger.train.engines.vm.agent_server import AgentServer
 from scavenger.train.engines.vm.beside import AggregatorsBesideWorkers
 from scavenger.train.engines.vm.engine import HostEngine, HostSource
 
+HOSTS_WAIT_S = 30.0
+"""Longest wait for a host that a pool has counted as free: it was lost, or something else has taken it."""
 RUN_MARGIN_S = 3_600.0
 DAY_S = 86_400.0
 ACCEPTED_DAYS = 30
@@ -117,6 +119,7 @@ class RentedVms(Place):
             catalog=self._catalog(),
             settings=self.settings,
             public=self.settings.public_address is not False,
+            alike=self._of_hosts,
         )
         workers, led_by, led_at = job.worker_counts, leader_of(environment), self._leader_choice
         led_usd = 0.0 if led_by is None else led_by.usd_per_hour
@@ -160,6 +163,11 @@ class RentedVms(Place):
                 f"aggregators, whose manager is on this machine; set {ADDRESS_VARIABLE}, or write own",
                 key="aggregation",
             )
+
+    @property
+    def _of_hosts(self) -> bool:
+        """Whether the job has hosts of a pool, whose server counts those that are free."""
+        return self.kept is not None and bool(self.kept.pool[0]) and self.job.infra.capabilities.owned
 
     def _check_capabilities(self) -> None:
         """Check that the provider has what the job's file asks for.
@@ -367,6 +375,8 @@ class RentedVms(Place):
             CloudError: If the cloud does not report its quotas.
         """
         permitted, refused = self.permitted()
+        if self._of_hosts:  # those that wait for it are in use, by its pool
+            return permitted.space, refused
         room = permitted.room(self.costs.aggregator_vms)
         if room.space is None:
             assert room.quota is not None
@@ -481,7 +491,7 @@ class RentedVms(Place):
             offers=offers,
             threads={offer.vm: offer.cpus for offer in (aggregator, *offers)},
             aggregators_on=evenly(costs.aggregators, costs.aggregator_vms) if costs.aggregator_vms else (),
-            wait_max_s=job.limits.vms,
+            wait_max_s=min(job.limits.vms, HOSTS_WAIT_S) if self._of_hosts else job.limits.vms,
             before_usd=counted_usd(context.store.intents(record.id)),
             traffic_price=self.cloud.traffic_price,
             leader_usd_per_hour=costs.leader_usd_per_hour,

@@ -172,15 +172,21 @@ class PoolKeeper:
     def _ending(self, place: WarmPool, situation: RegionSnapshot, now: float) -> Mapping[str, str]:
         """Why VMs that wait end now, by their ids."""
         seen, renting = self._seen(place, situation, now), self.renting
-        ending = to_end(seen, float("inf"))
+        ending = to_end(seen, float("inf")) | self._drained(place, situation)
         idle = sorted((vm.id for vm in seen if vm.id not in ending), key=lambda id: self._since[id])
         if renting is None:
             return ending
         over = sum(now - self._since[id] >= self.idle_s for id in idle)
         used, vacant = self._of_jobs(situation)
-        lacking = vacant - (self._pool.slots - used - len(idle))
+        lacking = vacant - (renting.most - used - len(idle))
         count = idle_ended(len(idle), over, used + len(idle), renting, lacking)
         return ending | dict.fromkeys(idle[:count], "no job has taken it")
+
+    def _drained(self, place: WarmPool, situation: RegionSnapshot) -> dict[str, str]:
+        last = self._store.allotment(self._pool.name) if self._since else None
+        drained = () if last is None else last.drained
+        waiting = self._waiting(place.job_id, situation.intents)
+        return {one.id: "its machine is drained" for one in waiting if one.is_on(drained)}
 
     def _waiting(self, job_id: str, intents: Iterable[Intent]) -> list[Intent]:
         """The VMs that wait in seats; what is to end has none, and is there for some seconds."""

@@ -1,23 +1,29 @@
-"""What the VMs of a pool cost, how long they take to start, and how many jobs take besides their workers'."""
+"""What the VMs or hosts of a pool cost, how long they take to start, and how many jobs take besides their workers'."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from math import inf
 from pathlib import Path
 
 from pydantic_core import PydanticCustomError
 
+from scavenger.cloud.base import OwnedMachines
 from scavenger.control.places.kinds import kind_of
 from scavenger.control.places.offers import CatalogCloud
+from scavenger.control.pools.nodes import still_drained, with_drained
+from scavenger.control.provisioning.providers import open_provider
 from scavenger.control.settings import settings_of
 from scavenger.domain.infra import Infra
 from scavenger.domain.intent import Intent
 from scavenger.domain.job import JobSpec, ResourcesSpec
-from scavenger.domain.pool import Pool, PoolVms
+from scavenger.domain.pool import Pool, PoolAllotment, PoolNode, PoolVms
+from scavenger.domain.pool_settings import PoolSettings
+from scavenger.domain.vm_settings import CloudSettings
 from scavenger.errors import ConfigurationError
 from scavenger.policy.admission import budget_period
 from scavenger.policy.provisioning.boots import usual_boot
@@ -36,14 +42,61 @@ _OVERLAP = timedelta(seconds=60.0)
 """Another server's allotments of so long ago are looked for again: its clock may be behind."""
 
 
-def vm_usd_per_hour(place: str, vm: str, spot: bool, environment: Mapping[str, str] = os.environ) -> float:
+def rented_by(one: PoolSettings, environment: Mapping[str, str] = os.environ) -> tuple[PoolVms, int]:
+    """What a pool rents, or the hosts that it has, by its settings; and how many there may be.
+
+    Raises:
+        ConfigurationError: There is no such place, type or host, or its price is not known.
+    """
+    assert one.infra is not None
+    infra = _cloud(one.infra)
+    settings = settings_of(infra, environment)
+    vms = PoolVms(
+        one.infra,
+        one.vm or "",
+        one.spot,
+        0.0,
+        one.budget,
+        one.hour,
+        one.min,
+        one.idle_duration,
+    )
+    if not infra.capabilities.owned:
+        if one.vm is None or one.max is None:
+            raise ConfigurationError(f"vm and max must be given, for VMs of {infra}")
+        return replace(vms, usd_per_hour=_vm_usd_per_hour(infra, settings, vms, environment)), one.max
+    if one.vm is not None:
+        raise ConfigurationError(
+            f"vm is for VMs that are rented; the hosts of {infra} are the pool's, whatever they are"
+        )
+    if one.spot:
+        raise ConfigurationError(f"spot: {infra} has no spot VMs; leave it out")
+    prices = open_owned(infra, settings, environment).prices(infra.zone)
+    return replace(vms, usd_per_hour=max(prices)), len(prices)
+
+
+def open_owned(
+    infra: Infra, settings: CloudSettings, environment: Mapping[str, str] = os.environ
+) -> OwnedMachines:
+    """The provider of machines that one has.
+
+    Raises:
+        ConfigurationError: There are none.
+    """
+    provider = open_provider(infra.provider, infra.region, environment, settings)
+    assert isinstance(provider, OwnedMachines)
+    return provider
+
+
+def _vm_usd_per_hour(
+    infra: Infra, settings: CloudSettings, vms: PoolVms, environment: Mapping[str, str]
+) -> float:
     """Price of a VM with its disk and address.
 
     Raises:
-        ConfigurationError: There is no such place or type, its price is not known, or it has several workers.
+        ConfigurationError: There is no such type, its price is not known, or it has several workers.
     """
-    infra = _cloud(place)
-    settings = settings_of(infra, environment)
+    spot = vms.spot
     cloud = CatalogCloud(
         infra.provider,
         infra.region,
@@ -52,11 +105,12 @@ def vm_usd_per_hour(place: str, vm: str, spot: bool, environment: Mapping[str, s
         settings=settings,
         public=settings.public_address is not False,
     )
-    offered = cloud.offers_for(ResourcesSpec(vm=vm), workers=(1, 1))
+    offered = cloud.offers_for(ResourcesSpec(vm=vms.vm), workers=(1, 1))
     offer = offered.offers[0]
     if offer.workers_per_vm > 1:
         raise ConfigurationError(
-            f"a slot of a pool is one VM with one worker, and {vm} has {offer.workers_per_vm} GPUs, one worker on each"
+            f"a slot of a pool is one VM with one worker, and {vms.vm} has {offer.workers_per_vm} GPUs, one worker on "
+            "each"
         )
     return offer.price_usd_per_hour + cloud.extras(offered.disk_gib, spot=spot).usd_per_hour
 
@@ -104,11 +158,28 @@ class MeansKnown:
         self._jobs = set[str]()
         self._known_until = datetime.fromtimestamp(0.0, UTC)
 
-    def at(self, now: datetime) -> Means:
-        """What it can do at this time."""
-        pool, store = self._pool, self._store
+    def at(
+        self, now: datetime, last: PoolAllotment | None, seen: tuple[PoolNode, ...] | None = None
+    ) -> Means:
+        """What it can do at this time.
+
+        Args:
+            last: The last allotment on record.
+            seen: The hosts of a pool that has some; None for those of the last allotment.
+        """
+        pool, drained = self._pool, () if last is None else still_drained(self._store, last)
         if pool.vms is None:
-            return Means()
+            return Means(drained=drained)
+        nodes = None
+        if pool.vms.owned:
+            before = () if last is None else last.nodes
+            nodes = with_drained(before if seen is None else seen, drained, before, now)
+        return replace(self._payable(now), nodes=nodes, drained=drained)
+
+    def _payable(self, now: datetime) -> Means:
+        """What can be paid, and how long a start takes."""
+        pool, store = self._pool, self._store
+        assert pool.vms is not None
         if self._clock() > self._look_at:
             self._look_at = self._clock() + _STARTS_S
             self._start_s = _start_s(pool.vms, store.intents())

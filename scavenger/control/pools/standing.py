@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from scavenger.cloud.local import LocalCloud
 from scavenger.control.pools.earlier import standing_before
-from scavenger.control.pools.rented import MeansKnown, apart_of, vm_usd_per_hour
+from scavenger.control.pools.rented import MeansKnown, apart_of, rented_by
 from scavenger.control.settings import load_settings
 from scavenger.domain.curve import FloatArray
 from scavenger.domain.forms import is_number
@@ -73,7 +73,9 @@ class PoolStanding:
     @property
     def usd_per_slot_s(self) -> FloatArray:
         """Price of each node's slots."""
-        return np.full(len(self.decision.seen.nodes.slots), self.usd_per_slot_hour / 3600.0)
+        if self.means.nodes is None:
+            return np.array([self.usd_per_slot_hour / 3600.0])
+        return np.array([one.usd_per_hour / 3600.0 for one in self.decision.types])
 
     def row(self, job_id: str) -> int | None:
         """The row of a job in the decision; None if it has none: it is being paused."""
@@ -90,7 +92,7 @@ def standing_pools(store: Store) -> dict[str, PoolStanding]:
     price, _ = cloud.cpu_price()
     on_record = {one.pool.name: one for one in store.pools()}
     others = {name: one for name, one in load_settings().pool.items() if name not in on_record}
-    known = pools_of(others, cloud.capacity()[0], vm_usd_per_hour)
+    known = pools_of(others, cloud.capacity()[0], rented_by)
     known |= {name: one.pool for name, one in on_record.items()}
     backlog = store.backlog(store.me().host, os.getuid(), None)
     by_pool: dict[str, list[Submission | RunnerSeen]] = {name: [] for name in known}
@@ -109,7 +111,7 @@ def standing_pools(store: Store) -> dict[str, PoolStanding]:
             on_record.get(name),
             price,
             now,
-            MeansKnown(store, pool).at(now),
+            MeansKnown(store, pool).at(now, on_record.get(name)),
         )
         for name, pool in known.items()
     }

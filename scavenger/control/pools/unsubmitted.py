@@ -46,11 +46,15 @@ def as_new_job(
     standings = [job.standing for job in pool.decision.jobs]
     change_s, worker_s = change_costs([*standings, None])
     exponent = exponent_of([] if one is None else one.curve for one in standings)
+    rates, first = (
+        with_apart(rates_of(points, pool.pool.slots, exponent), sizes.apart),
+        pool.decision.types[0],
+    )
     new = NewJob(
         least=sizes.least + sizes.apart,
         asked=min(sizes.asked, most) + sizes.apart,
         most=most + sizes.apart,
-        rates=with_apart(rates_of(points, pool.pool.slots, exponent), sizes.apart),
+        rates=rates,
         user=users.index(user) if user in users else len(users),
         priority=priority,
         left=1.0 if points else math.nan,
@@ -58,5 +62,9 @@ def as_new_job(
         change_s=float(change_s[-1]),
         worker_s=float(worker_s[-1]),
         deadline_s=math.inf if deadline is None else deadline,
+        others=tuple(
+            rates * (one.cpus / first.cpus if one.cpus and first.cpus else 1.0)
+            for one in pool.decision.types[1:]
+        ),
     )
     return new, found[0].id if found is not None and points else None

@@ -60,6 +60,8 @@ PLACE_MAX_S = 900.0
 """Longest wait of a process for a VM."""
 PLACE_MARGIN_S = 60.0
 """By which a process waits longer than VMs may be sold out, so that this is the reason that is reported."""
+DRAINED_S = 120.0
+"""Time within which processes leave a machine that is drained; as long as EC2 gives them."""
 _MOVED_S = 3.0
 """Longest wait for agents to confirm that they join the study; those that have not heard of it end themselves."""
 DENIED_S = 60.0
@@ -125,7 +127,7 @@ class Fleet:
         )
         self._notes = FleetNotes(note, inputs.offers, inform=inform)
         self._plan = FleetPlan()
-        self._wanted: tuple[tuple[VmSlot, ...], float, tuple[str, ...]] | None = None
+        self._wanted: tuple[tuple[VmSlot, ...], float, tuple[str, ...], tuple[str, ...]] | None = None
         self._boots: FleetBoots | None = None
         self._make_engine = make_engine
         self._engine: HostEngine | None = None
@@ -232,6 +234,10 @@ class Fleet:
 
     def _look(self, engine: HostEngine, now: float) -> None:
         assert self._boots is not None
+        drained = () if self._kept is None else self._kept.drained()
+        for one in self.vms:
+            if drained and one.state == "UP" and one.is_on(drained):
+                self._agent_server.give_notice(one.id, DRAINED_S, "its machine is drained")
         self._agents.look(now, engine.placed)
         self.meter.look(self._group.read())
         self._looked_at = now
@@ -250,7 +256,7 @@ class Fleet:
         self._plan = plan_fleet(self._inputs, self._plan, self._seen(engine, now))
         engine.retire(given_up(self._inputs, self._plan, self.vms))
         slots = slots_of(self._inputs, self._plan, one_first=self._boots.one_first)
-        self._want(slots, tuple(sorted(engine.avoided)))
+        self._want(slots, tuple(sorted(engine.avoided)), drained)
 
     def _count(self, step: int, weights_bytes: float) -> None:
         """Meter what the job pays for besides its VMs; steps that are done again after a failure count again."""
@@ -301,11 +307,11 @@ class Fleet:
                 for vm, count in workers.items():
                     engine.refuse_waiting(vm, count, reason)
 
-    def _want(self, slots: tuple[VmSlot, ...], avoided: tuple[str, ...]) -> None:
-        """Record which VMs are wanted, and where none should be, if that has changed."""
-        if self._wanted == (slots, self.drain_s, avoided):
+    def _want(self, slots: tuple[VmSlot, ...], avoided: tuple[str, ...], drained: tuple[str, ...]) -> None:
+        """Record which VMs are wanted, and where none should or may be, if that has changed."""
+        if self._wanted == (slots, self.drain_s, avoided, drained):
             return
-        template = replace(self._spec.template, avoided=avoided)
+        template = replace(self._spec.template, avoided=avoided, drained=drained)
         spec = replace(self._spec, slots=slots, drain_s=self.drain_s, template=template)
         if self._kept is None:
             self._group.want(spec)
@@ -313,7 +319,7 @@ class Fleet:
             self._wanted = None
             if self._exchange(self._kept, spec).waiting:
                 return  # it is to be asked again
-        self._wanted = (slots, self.drain_s, avoided)
+        self._wanted = (slots, self.drain_s, avoided, drained)
         self._group.wake()
 
     def _exchange(self, kept: FleetKeeping, spec: FleetSpec) -> VmTransfer:

@@ -30,6 +30,9 @@ class Keeper(Protocol):
     @property
     def pool(self) -> tuple[str, int]: ...
 
+    def drained(self, store: Store) -> tuple[str, ...]:
+        """Names of the machines that the job is to leave; see `is_on`."""
+
     def exchange(
         self,
         region: Region,
@@ -75,6 +78,10 @@ class FleetKeeping:
         template = inputs.spec.template
         self._made_of = made_of(template, inputs.package)
         self._places = frozenset(option.key for options in inputs.options.values() for option in options)
+
+    def drained(self) -> tuple[str, ...]:
+        """See `Keeper.drained`."""
+        return self._kept.drained(self._region.store)
 
     def exchange(
         self,

@@ -40,10 +40,10 @@ def endpoint_of(spec: FleetSpec) -> Endpoint | None:
 def made_of(template: LaunchTemplate, package: VmPackage | None) -> Hashable:
     """What has to be alike for a job to take a VM of another: image, disk, settings and package.
 
-    A template's user data and the machines that it avoids are the job's own; how long a VM may run is compared by
-    itself.
+    A template's user data and the machines that it avoids, or that are drained, are the job's own; how long a VM may
+    run is compared by itself.
     """
-    return replace(template, user_data="", run_max_s=1.0, avoided=()), package
+    return replace(template, user_data="", run_max_s=1.0, avoided=(), drained=()), package
 
 
 def made_as(intent: Intent) -> Hashable:

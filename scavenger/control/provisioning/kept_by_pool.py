@@ -40,6 +40,11 @@ class KeptByPool:
     def __init__(self, pool: str, vms_max: int, user: str) -> None:
         self.pool, self._user = (pool, vms_max), user
 
+    def drained(self, store: Store) -> tuple[str, ...]:
+        """See `Keeper.drained`."""
+        last = store.allotment(self.pool[0])
+        return () if last is None else last.drained
+
     def exchange(
         self,
         region: Region,

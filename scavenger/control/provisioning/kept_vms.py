@@ -40,6 +40,7 @@ from scavenger.policy.provisioning.keeping import (
     unsuited,
 )
 from scavenger.policy.provisioning.money import reserve_usd
+from scavenger.store import Store
 from scavenger.store.operations import KEPT
 from scavenger.train.engines.vm import messages as m
 
@@ -111,6 +112,10 @@ class KeptVms:
     def pool(self) -> tuple[str, int]:
         """See `Keeper`."""
         return "", 0
+
+    def drained(self, store: Store) -> tuple[str, ...]:
+        """See `Keeper`."""
+        return ()
 
     @property
     def waiting(self) -> int:

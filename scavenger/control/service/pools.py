@@ -24,7 +24,7 @@ from scavenger.control.pools.standing import (
     with_earlier,
 )
 from scavenger.domain.operation import REASON_MAX, TakeShare
-from scavenger.domain.pool import JobStanding, Pool, PoolAllotment, PoolShare, pool_of
+from scavenger.domain.pool import JobStanding, Pool, PoolAllotment, PoolNode, PoolShare, pool_of
 from scavenger.domain.submission import Backlog, RunnerSeen, Submission
 from scavenger.presentation.formatting import clean, duration, plural
 from scavenger.scheduler.jobs.moving import Move
@@ -77,6 +77,7 @@ class Pools:
 
     Args:
         pools: By name.
+        hosts: Of a pool by its name, as they were seen last; None where none were.
         clock: Monotonic seconds.
 
     Attributes:
@@ -87,9 +88,14 @@ class Pools:
     """
 
     def __init__(
-        self, store: Store, pools: Mapping[str, Pool], *, clock: Callable[[], float] = time.monotonic
+        self,
+        store: Store,
+        pools: Mapping[str, Pool],
+        *,
+        hosts: Callable[[str], tuple[PoolNode, ...] | None] = lambda name: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._pools, self._clock = store, pools, clock
+        self._store, self._pools, self._hosts, self._clock = store, pools, hosts, clock
         self._sizes: dict[str, Sizes] = {}
         self._before: dict[str, JobStanding | None] = {}
         self._ages = _Ages(clock)
@@ -128,7 +134,7 @@ class Pools:
                     else (one.token, one.state, one.held, one.size, one.obeyed, one.refusing),
                 )
             )
-        return tuple(rows), frozenset(able)
+        return tuple(rows), frozenset(able), tuple(map(self._hosts, self._pools))
 
     def decide(
         self,
@@ -161,14 +167,16 @@ class Pools:
             if (pool := self._pools.get(name)) is None:
                 waiting |= {one.id: _missing(name) for one in here if one.id not in running}
                 continue
-            last, means = self._store.allotment(name), self._means[name].at(now)
+            last = self._store.allotment(name)
+            means = self._means[name].at(now, last, self._hosts(name))
             if (rental := rental_of(pool, means)) is not None:
                 renting = decided(pool, (), means=means).renting
                 assert renting is not None
                 self.renting[name] = renting, rental.idle_s
                 if is_used_up(means.left_usd, means.usd_per_s):
                     stopped |= {one.id for one in here if one.id in running}
-            if not here and last is not None and not last.shares and last.pool == pool:
+            stands = last is not None and last.pool == pool and last.nodes == (means.nodes or ())
+            if not here and last is not None and not last.shares and stands:
                 continue  # a new pool is put on record, for those who ask for it before it has jobs
             shares = {} if last is None else last.shares
             jobs = [

@@ -172,7 +172,7 @@ class Runner:
             share,
             vms=allotment.pool.vms,
             token=self._fence.token,
-            attained_slot_s=0.0 if before is None else before.attained_slot_s,
+            before=before,
         )
 
     def _prepared(self) -> JobRun:

@@ -18,8 +18,9 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from scavenger.control.pools.hosts import PoolsHosts
 from scavenger.control.pools.keeper import PoolKeepers
-from scavenger.control.pools.rented import vm_usd_per_hour
+from scavenger.control.pools.rented import rented_by
 from scavenger.control.provisioning.lease_holder import holder_name
 from scavenger.control.service.holders import end_holder, state_of
 from scavenger.control.service.life import idle_of
@@ -111,7 +112,7 @@ def configured_pools(path: Path | None = None) -> dict[str, Pool]:
         ConfigurationError: VMs are to be rented whose price is not known.
     """
     settings = load_settings() if path is None else load_settings({SETTINGS_VARIABLE: str(path)})
-    return pools_of(settings.pool, len(os.sched_getaffinity(0)), vm_usd_per_hour)
+    return pools_of(settings.pool, len(os.sched_getaffinity(0)), rented_by)
 
 
 def runner_log(one: Submission) -> Path:
@@ -149,7 +150,8 @@ class Server:
         self._store, self._clock, self.idle_s = store, clock, idle_s
         self._limits = configured_limits() if limits is None else limits
         self._served = configured_pools() if pools is None else pools
-        self._pools = Pools(store, self._served, clock=clock)
+        self._hosts = PoolsHosts(store, self._served, store.wake_servers)
+        self._pools = Pools(store, self._served, hosts=self._hosts.nodes, clock=clock)
         self._keepers = PoolKeepers(store, self._served)
         self._holder, me, now = holder_name(), store.me(), datetime.now(UTC)
         self.record = ServerRecord(
@@ -195,6 +197,7 @@ class Server:
         except ConfigurationError:
             self.close()
             raise
+        self._hosts.start()
         self._keepers.start()
 
     def _put(self) -> None:
@@ -271,6 +274,7 @@ class Server:
     def close(self) -> None:
         """Leave the place to others. Runners go on; the next server adopts them. VMs that wait for jobs end."""
         self._runners.close()
+        self._hosts.close()
         self._keepers.close()
         with suppress(ScavengerError):
             self._store.remove_server(self.record.id)

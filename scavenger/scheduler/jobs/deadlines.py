@@ -134,7 +134,8 @@ def kept_shares(seen: PoolSeen, caution: Caution, who: BoolArray) -> tuple[IntAr
     edges = np.unique(due_s[rows])
     lasts_s = np.diff(edges, prepend=0.0)
     free = np.full(len(edges), seen.slots)
-    left, told, rates, claims = _left(seen, caution), _left(seen, CERTAIN), seen.curves.rates, seen.claims
+    left, told, claims = _left(seen, caution), _left(seen, CERTAIN), seen.claims
+    rates = seen.curves.least.rates
     need = needed(seen, claims.least)
     for job in rows.tolist():
         until = int(np.searchsorted(edges, due_s[job])) + 1

@@ -74,6 +74,7 @@ class NewJob:
 
     Attributes:
         rates: Its curve: work a second with 0, 1, 2, ... slots.
+        others: The same on nodes of the second type, the third and so on.
         deadline_s: From now.
     """
 
@@ -88,6 +89,7 @@ class NewJob:
     change_s: float = 0.0
     deadline_s: float = inf
     worker_s: float = 0.0
+    others: tuple[FloatArray, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,11 @@ def with_job(seen: PoolSeen, job: NewJob) -> PoolSeen:
     """The pool with one more job, which was submitted last."""
     rates = seen.curves.rates
     columns = max(rates.shape[1], len(job.rates), 2)
-    rows = [_longer(row, columns) for row in (*rates, job.rates)]
+    own = (job.rates, *(job.others or (job.rates for _ in seen.curves.others)))
+    tables = [
+        np.array([_longer(row, columns) for row in (*curves.rates, new)])
+        for curves, new in zip(seen.curves.by_type, own, strict=True)
+    ]
     claims, standing = seen.claims, seen.standing
     submitted_s = float(claims.submitted_s.max(initial=0.0)) + 1.0
     new = {**{one.name: getattr(job, one.name) for one in fields(job)}, "curve": len(rates)}
@@ -158,7 +164,7 @@ def with_job(seen: PoolSeen, job: NewJob) -> PoolSeen:
             standing,
             **{name: _appended(getattr(standing, name), new.get(name, 0)) for name in _names(standing)},
         ),
-        curves=Curves(np.array(rows)),
+        curves=Curves(tables[0], tuple(tables[1:])),
     )
 
 

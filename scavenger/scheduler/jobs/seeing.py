@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, log, nan
@@ -10,7 +11,7 @@ import numpy as np
 
 from scavenger.domain.curve import BoolArray, FloatArray, IntArray
 from scavenger.domain.job import JobSpec
-from scavenger.domain.pool import JobStanding, Pool, PoolShare, RatePoint, UserPart
+from scavenger.domain.pool import MACHINE, JobStanding, Pool, PoolNode, PoolShare, RatePoint, UserPart
 from scavenger.presentation.formatting import plural
 from scavenger.scheduler.jobs.allotting import Rules, allot
 from scavenger.scheduler.jobs.deadlines import CAUTIOUS, kept_shares, promised
@@ -88,6 +89,11 @@ class PoolJob:
     def told(self) -> int:
         """Slots that it may have, by what it was told."""
         return 0 if self.queued or self.share is None else self.share.told
+
+    @property
+    def vm(self) -> str:
+        """Type of the nodes that it has, or had last; empty if it never had any, or there is one type."""
+        return "" if self.share is None else self.share.vm
 
     @property
     def promised(self) -> bool:
@@ -228,28 +234,81 @@ def rules_of(pool: Pool, users: Sequence[str]) -> Rules:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What a pool that rents its VMs can do now.
+    """What a pool has, and can do now.
 
     Attributes:
         left_usd: Of its budget of this month; infinite without one.
         start_s: From the request of a VM until it has joined its job.
         usd_per_s: Price of all VMs that are there; 0 where there is no budget.
+        nodes: The hosts of a pool that has some; else None.
+        drained: Names of nodes that get no shares.
     """
 
     left_usd: float = inf
     start_s: float = 0.0
     usd_per_s: float = 0.0
+    nodes: tuple[PoolNode, ...] | None = None
+    drained: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeType:
+    """Nodes of a pool that can stand for each other.
+
+    Attributes:
+        slots: That jobs may have.
+        cpus: Of one node; 0 if it is not known.
+        usd_per_hour: Of the dearest.
+    """
+
+    name: str
+    slots: int
+    cpus: int = 0
+    usd_per_hour: float = 0.0
+
+
+def types_of(pool: Pool, jobs: Iterable[PoolJob], means: Means) -> tuple[NodeType, ...]:
+    """The types of the nodes of a pool, those that jobs have among them; one at least.
+
+    Where a budget pays for fewer hosts than there are, there are fewer of the dearest.
+    """
+    if means.nodes is None:
+        rental = rental_of(pool, means)
+        slots = 0 if MACHINE in means.drained else pool.slots
+        usd_per_hour = 0.0 if pool.vms is None else pool.vms.usd_per_hour
+        return (
+            NodeType("", slots if rental is None else rental.affordable(means.left_usd), 0, usd_per_hour),
+        )
+    names = {one.type for one in means.nodes} | {job.vm for job in jobs if job.told}
+    found = []
+    for name in sorted(names or {""}):
+        nodes = [one for one in means.nodes if one.type == name]
+        slots = sum(one.slots for one in nodes if one.state == "open")
+        cpus, usd = (
+            max((one.cpus for one in nodes), default=0),
+            max((one.usd_per_hour for one in nodes), default=0.0),
+        )
+        found.append(NodeType(name, slots, cpus, usd))
+    rental = rental_of(pool, means)
+    assert rental is not None
+    over = sum(one.slots for one in found) - rental.affordable(means.left_usd)
+    for row in sorted(range(len(found)), key=lambda row: -found[row].usd_per_hour):
+        fewer = max(0, min(over, found[row].slots))
+        found[row] = replace(found[row], slots=found[row].slots - fewer)
+        over -= fewer
+    return tuple(found)
 
 
 def rental_of(pool: Pool, means: Means) -> Rental | None:
     """What a pool rents; None for slots of this machine."""
     if (vms := pool.vms) is None:
         return None
+    open_ = [one for one in means.nodes or () if one.state == "open"]
     hour = vms.job_usd_per_hour
     return Rental(
         vms.usd_per_hour / 3600.0,
         means.start_s,
-        most=pool.slots,
+        most=pool.slots if means.nodes is None else sum(one.slots for one in open_),
         least=vms.least,
         idle_s=means.start_s if vms.idle_s is None else vms.idle_s,
         job_usd_per_s=None if hour is None else hour / 3600.0,
@@ -265,14 +324,15 @@ def seen_of(pool: Pool, jobs: Sequence[PoolJob], number: int = 0, means: Means =
     decided is where all that goes. When slots are given on is decided by `moves`.
 
     VMs that could be rented are as slots that are free, as many as can be paid, and no job may have some that are not
-    worth their price. Those that a job has apart from its workers are slots of it here.
+    worth their price. Those that a job has apart from its workers are slots of it here. Nodes that can stand for each
+    other are one row.
 
     Args:
         jobs: All that wait or run, but for those that are being paused.
         number: Of the last allotment.
     """
-    rental = rental_of(pool, means)
-    slots = pool.slots if rental is None else rental.affordable(means.left_usd)
+    rental, types = rental_of(pool, means), types_of(pool, jobs, means)
+    names = [one.name for one in types]
     sizes = [sizes_in(pool, job.sizes) for job in jobs]
     apart = _whole(one.apart if one.least else 0 for one in sizes)
     claims = Claims(
@@ -288,24 +348,40 @@ def seen_of(pool: Pool, jobs: Sequence[PoolJob], number: int = 0, means: Means =
     told = _whole(job.told for job in jobs)
     rows = np.flatnonzero(told)
     seen = PoolSeen(
-        nodes=Nodes.of(slots),
+        nodes=replace(
+            Nodes.of(*(one.slots for one in types)), type=np.arange(len(types)) if len(types) > 1 else None
+        ),
         claims=_within_parts(pool, jobs, _within_limits(pool, jobs, claims)),
         standing=_standing(pool, jobs),
-        shares=Shares(rows, np.zeros_like(rows), (told + apart)[rows]),
-        curves=Curves(_rates(jobs, pool.slots)),
+        shares=Shares(
+            rows,
+            _whole(names.index(job.vm) if job.vm in names else 0 for job in jobs if job.told),
+            (told + apart)[rows],
+        ),
+        curves=_curves(jobs, types, pool.slots),
         number=number,
     )
     policy, due_s = POLICIES[pool.policy], _real(job.due_s for job in jobs)
     if policy.keeps_deadlines and np.isfinite(due_s).any():
         deadline_s = np.where(promised(seen, due_s), due_s, inf)
         seen = replace(seen, claims=replace(seen.claims, deadline_s=deadline_s))
-    if rental is None:
+    if rental is None or rental.usd_per_s == 0.0:
         return seen
-    priced, owed = priced_claims(seen, policy, rental, means.start_s), np.zeros(len(jobs), dtype=np.int64)
+    priced = [
+        priced_claims(
+            replace(seen, curves=curves),
+            policy,
+            replace(rental, usd_per_s=one.usd_per_hour / 3600.0),
+            means.start_s,
+        )
+        for one, curves in zip(types, seen.curves.by_type, strict=True)
+    ]
+    owed = np.zeros(len(jobs), dtype=np.int64)
     if (due := np.isfinite(seen.claims.deadline_s)).any():  # a promise is with caution, a price is not
         owed = kept_shares(seen, CAUTIOUS, due)[0]
-    most = np.maximum(priced.most, owed)
-    return replace(seen, claims=replace(priced, most=most, idle_most=most))
+    asked = np.maximum.reduce([one.asked for one in priced])
+    most = np.maximum.reduce([owed, *(one.most for one in priced)])
+    return replace(seen, claims=replace(seen.claims, asked=asked, most=most, idle_most=most))
 
 
 def counted(pool: Pool, job: PoolJob) -> PoolShare | None:
@@ -334,12 +410,14 @@ class PoolDecision:
 
     Attributes:
         jobs: The rows of the next two: all jobs but those that are being paused, with what they have answered.
+        types: Of its nodes, one for each row of those that are seen.
         renting: Of a pool that rents its VMs; else None.
     """
 
     jobs: tuple[PoolJob, ...]
     seen: PoolSeen
     allotment: Allotment
+    types: tuple[NodeType, ...]
     renting: Renting | None = None
 
     def promised(self, row: int) -> bool:
@@ -370,6 +448,20 @@ class PoolDecision:
         slots = self.allotment.shares.by_job(len(self.jobs)).tolist()
         return {job.id: max(0, count - job.sizes.apart) for job, count in zip(self.jobs, slots, strict=True)}
 
+    @property
+    def vms(self) -> dict[str, str]:
+        """The type of the nodes that each job shall have, or had last, by its id."""
+        found = self.allotment.shares.types(len(self.jobs), self.seen.nodes).tolist()
+        return {
+            job.id: job.vm if row < 0 else self.types[row].name
+            for job, row in zip(self.jobs, found, strict=True)
+        }
+
+    @property
+    def room(self) -> dict[str, int]:
+        """Slots of each type of nodes."""
+        return {one.name: one.slots for one in self.types}
+
 
 def decided(
     pool: Pool,
@@ -387,12 +479,14 @@ def decided(
     """
     settled = (replace(job, share=counted(pool, job)) for job in jobs)
     rows = tuple(job for job in settled if job.queued or job.told)
-    rental = rental_of(pool, means)
-    slots = pool.slots if rental is None else rental.affordable(means.left_usd)
-    fits = sum(job.told + job.sizes.apart for job in rows if job.told) <= slots
+    rental, types = rental_of(pool, means), types_of(pool, rows, means)
+    slots, told = sum(one.slots for one in types), Counter[str]()
+    for job in rows:
+        told[job.vm if len(types) > 1 else types[0].name] += job.told + job.sizes.apart if job.told else 0
+    fits = all(told[one.name] <= one.slots for one in types)
     if not fits:  # it was made smaller: nothing waits for what a change has cost
         rows = tuple(replace(job, changed_s=inf) for job in rows)
-    if not fits and rental is not None:  # so many cannot be paid: nor does it wait for a search
+    if not fits and (rental is not None or means.drained):  # nor does it wait for a search
         rows = tuple(replace(job, cut=job.searches) for job in rows)
     seen, rules = seen_of(pool, rows, number, means), rules or rules_of(pool, users_of(rows))
     allotment = allot(seen, rules)
@@ -412,7 +506,7 @@ def decided(
         if rental is None
         else Renting(allotment, min(slots, max(rental.least, slots_of(allotment))), slots)
     )
-    return PoolDecision(rows, seen, allotment, renting)
+    return PoolDecision(rows, seen, allotment, types, renting)
 
 
 def _waits(rows: Sequence[PoolJob], allotment: Allotment, rules: Rules) -> set[str]:
@@ -487,18 +581,39 @@ def rates_of(points: Sequence[RatePoint], most: int, exponent: float = _EXPONENT
     return rates
 
 
-def _rates(jobs: Sequence[PoolJob], slots: int) -> FloatArray:
+def _curves(jobs: Sequence[PoolJob], types: Sequence[NodeType], slots: int) -> Curves:
+    """The rates of jobs on each type of nodes."""
     if not jobs:
-        return np.zeros((1, slots + 1))
-    curves = [() if job.standing is None else job.standing.curve for job in jobs]
-    exponent = exponent_of(curves)
-    rates: FloatArray = np.stack(
-        [
-            with_apart(rates_of(curve, slots, exponent), job.sizes.apart)
-            for job, curve in zip(jobs, curves, strict=True)
-        ]
+        return Curves(*_first(np.zeros((1, slots + 1)) for _ in types))
+    exponent = exponent_of([() if job.standing is None else job.standing.curve for job in jobs])
+    return Curves(
+        *_first(
+            np.stack(
+                [with_apart(_rates_on(job, one, types, slots, exponent), job.sizes.apart) for job in jobs]
+            )
+            for one in types
+        )
     )
-    return rates
+
+
+def _first(tables: Iterable[FloatArray]) -> tuple[FloatArray, tuple[FloatArray, ...]]:
+    first, *others = tables
+    return first, tuple(others)
+
+
+def _rates_on(
+    job: PoolJob, type_: NodeType, types: Sequence[NodeType], slots: int, exponent: float
+) -> FloatArray:
+    """The rates of a job on a type of nodes: as it was there, else those on another type by the processors of both."""
+    curves: dict[str, tuple[RatePoint, ...]] = {}
+    if (one := job.standing) is not None:
+        curves = {**({one.vm: one.curve} if one.curve else {}), **one.others}
+    if curve := curves.get(type_.name):
+        return rates_of(curve, slots, exponent)
+    known, curve = next(iter(curves.items()), (types[0].name, ()))
+    own = next((other for other in types if other.name == known), type_)
+    rates = rates_of(curve, slots, exponent)
+    return rates * type_.cpus / own.cpus if type_.cpus and own.cpus else rates
 
 
 def with_apart(rates: FloatArray, apart: int) -> FloatArray:
@@ -516,15 +631,16 @@ def change_costs(standings: Sequence[JobStanding | None]) -> tuple[FloatArray, F
     One that does not know it yet has the median of the others; what nobody knows is no reason to change nothing.
     """
 
-    def told(values: Sequence[float | None]) -> FloatArray:
-        known = [one for one in values if one is not None]
-        median = float(np.median(known)) if known else 0.0
-        return _real(median if one is None else one for one in values)
-
     return (
-        told([None if one is None else one.change_s for one in standings]),
-        told([None if one is None else one.worker_s for one in standings]),
+        _or_median([None if one is None else one.change_s for one in standings]),
+        _or_median([None if one is None else one.worker_s for one in standings]),
     )
+
+
+def _or_median(values: Sequence[float | None]) -> FloatArray:
+    known = [one for one in values if one is not None]
+    median = float(np.median(known)) if known else 0.0
+    return _real(median if one is None else one for one in values)
 
 
 def _standing(pool: Pool, jobs: Sequence[PoolJob]) -> Standing:
@@ -550,6 +666,7 @@ def _standing(pool: Pool, jobs: Sequence[PoolJob]) -> Standing:
         left_log_sd=_real(0.0 if left is None else left.log_sd for left in lefts),
         change_s=change_s,
         worker_s=worker_s,
+        move_s=change_s + _or_median([None if one is None else one.start_s for one in standings]),
         fixed=np.array(
             [job.fixed or (not job.queued and (pool.whole or job.rests)) for job in jobs], dtype=bool
         ),
@@ -569,7 +686,9 @@ def _within_parts(pool: Pool, jobs: Sequence[PoolJob], claims: Claims) -> Claims
     Such a job cannot be shrunk while it searches, and by work that nobody knows it would take all others' slots. What
     nobody else can use of this machine it may have.
     """
-    unknown = np.array([job.standing is None or not job.standing.curve for job in jobs], dtype=bool)
+    unknown = np.array(
+        [job.standing is None or not (job.standing.curve or job.standing.others) for job in jobs], dtype=bool
+    )
     most = np.where(unknown, even_parts(pool, claims.least, claims.most), claims.most)
     return replace(claims, asked=np.minimum(claims.asked, most), most=most, idle_most=claims.most)
 

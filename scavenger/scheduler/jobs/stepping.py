@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from scavenger.domain.pool import ANOTHERS, Pool, PoolAllotment
+from scavenger.domain.pool import ANOTHERS, MACHINE, Pool, PoolAllotment
 from scavenger.presentation.formatting import plural
 from scavenger.scheduler.jobs.explaining import explain, further
 from scavenger.scheduler.jobs.moving import Move, Wanted, moves, next_allotment
@@ -33,7 +34,8 @@ class PoolStep:
     Attributes:
         allotment: The next one to be recorded; the last one itself if nothing has changed.
         moves: What is done now.
-        slots: Of the pool; of VMs that are rented, as many as can be paid.
+        slots: Of the pool that jobs may have; of VMs that are rented, as many as can be paid.
+        short: Why these are not all, in words; empty if they are.
         again_s: Seconds until the policy may say something else.
         renting: What is decided of VMs that are rented; else None.
     """
@@ -43,6 +45,7 @@ class PoolStep:
     slots: int
     again_s: float
     renting: Renting | None = None
+    short: str = ""
 
 
 def step_of(
@@ -68,7 +71,7 @@ def step_of(
     slots = decision.seen.slots
     cut = {job.id for job in decision.jobs if job.cut}
     jobs = [replace(job, cut=True) if job.id in cut else job for job in jobs]
-    shares, done = moves(pool, jobs, _wanted(decision), number, now, slots=slots)
+    shares, done = moves(pool, jobs, _wanted(decision), number, now, room=decision.room)
     shares |= {
         job_id: replace(last.shares[job_id], slots=0, told=0, counts=0)
         for job_id in there
@@ -76,16 +79,39 @@ def step_of(
     }
     for move in done[:_EXPLAINED_MAX]:
         shares[move.job] = replace(shares[move.job], reason=_reason(pool, decision, move.job, names))
-    following = next_allotment(last, pool, shares, done, names, now)
+    following = next_allotment(
+        last, pool, shares, done, names, now, nodes=means.nodes or (), drained=means.drained
+    )
     if following is None:
         assert last is not None
         following = last
-    return PoolStep(following, done, slots, decision.allotment.again_s, decision.renting)
+    return PoolStep(
+        following, done, slots, decision.allotment.again_s, decision.renting, _short(pool, means, slots)
+    )
+
+
+def _short(pool: Pool, means: Means, slots: int) -> str:
+    """Why a pool has fewer slots than it could have; empty if it has all."""
+    if slots == pool.slots:
+        return ""
+    if MACHINE in means.drained:
+        return "this machine is drained"
+    if means.nodes is None or len([one for one in means.nodes if one.state == "open"]) > slots:
+        return f"what is left of its budget of this month pays for {plural(slots, 'VM')}"
+    if not means.nodes:
+        return "its hosts have not been seen yet"
+    states = Counter(one.state for one in means.nodes if one.state != "open")
+    words = [f"{count} {_STATES[state]}" for state, count in sorted(states.items())]
+    unseen = pool.slots - len(means.nodes)
+    return f"of its hosts {', '.join([*words, *([f'{unseen} never seen'] if unseen > 0 else [])])}"
+
+
+_STATES = {"draining": "drained", "lost": "lost", "taken": "in use by something else"}
 
 
 def _wanted(decision: PoolDecision) -> dict[str, Wanted]:
     """What each job shall have."""
-    allotment, slots = decision.allotment, decision.slots
+    allotment, slots, vms = decision.allotment, decision.slots, decision.vms
     wanted = {}
     for row, job in enumerate(decision.jobs):
         attained = 0.0 if job.standing is None else job.standing.attained_slot_s
@@ -95,6 +121,7 @@ def _wanted(decision: PoolDecision) -> dict[str, Wanted]:
             int(allotment.level[row]),
             attained if allotment.promoted[row] else before,
             decision.promised(row),
+            vms[job.id],
         )
     return wanted
 
@@ -118,12 +145,8 @@ def why_waiting(
     pool: Pool, jobs: Sequence[PoolJob], step: PoolStep, names: Mapping[str, str]
 ) -> dict[str, str]:
     """Why jobs of a pool wait after a step, by their ids."""
-    slots, begin = step.slots, {move.job for move in step.moves if move.kind == "begin"}
-    poor = (
-        ""
-        if slots == pool.slots
-        else f"; what is left of its budget of this month pays for {plural(slots, 'VM')}"
-    )
+    begin = {move.job for move in step.moves if move.kind == "begin"}
+    poor = f"; {step.short}" if step.short else ""
     shares, limits = step.allotment.shares, limits_of(pool, jobs)
     owners = [
         f"{names.get(job.id, job.id[:8])} has {share.counts}{' (searching)' if _searches(job) else ''}"
@@ -140,7 +163,7 @@ def why_waiting(
                 f"it needs {plural(job.sizes.least, 'slot')}, and pool {pool.name} has {pool.slots}"
             )
         elif pool.whole:
-            found[job.id] = "1 job at once may run on this machine itself"
+            found[job.id] = f"1 job at once may run on this machine itself{poor}"
         elif limit := next(
             (one for one in limits if job.id in one.ids and one.free(shares) < least + job.sizes.apart), None
         ):

@@ -26,7 +26,7 @@ _GAIN = 1e-3
 """Of the sum of what all speeds are worth: for less no job goes to another type."""
 
 _STAYS = 2.0
-"""Times the cost of a change: so much more than elsewhere a job's type is worth to it."""
+"""Times the cost of such a move: so much more than elsewhere a job's type is worth to it."""
 
 
 def of_type(seen: PoolSeen, number: int, rows: IntArray) -> tuple[PoolSeen, IntArray]:
@@ -71,9 +71,9 @@ def types_of(seen: PoolSeen, policy: Policy, patience: Patience) -> IntArray:
     types = _where_most_is_left(seen, plan.order, plan.gang, held, able)
     if worth is None:
         return types
-    change_s = seen.standing.change_s
+    move_s = seen.standing.move_s
     rest_s = alone_s(flat) * flat.rate(np.ones_like(held)) / positive(seen.rate_on(seen.shares))
-    stays = _STAYS * change_s / np.maximum(rest_s, change_s + 1e-9)
+    stays = _STAYS * move_s / np.maximum(rest_s, move_s + 1e-9)
     numbers = np.arange(seen.nodes.types)
     return _Moves(seen, worth, able, np.where(held == numbers[:, None], stays, 0.0), types).types()
 

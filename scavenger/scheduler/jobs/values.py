@@ -57,6 +57,11 @@ class Curves:
         return Curves(np.maximum.reduce([self.rates, *self.others])) if self.others else self
 
     @cached_property
+    def least(self) -> Curves:
+        """With so many slots of the type that is slowest then: what can be promised on any."""
+        return Curves(np.minimum.reduce([self.rates, *self.others])) if self.others else self
+
+    @cached_property
     def peak(self) -> IntArray:
         """The fewest slots with the greatest rate, shape `(curves,)`: with more, nothing is gained."""
         peak: IntArray = np.argmax(self.rates, axis=1)
@@ -183,6 +188,7 @@ class Standing:
         change_s: Seconds without progress that a change of its share costs it.
         fixed: Whether its share cannot change now: it searches, saves, changes, or has not answered.
         worker_s: Seconds for which a slot that it gets is idle, until its worker has started; none if it is left out.
+        move_s: Seconds without progress that it costs to go to another type of nodes; `change_s` if it is left out.
     """
 
     level: IntArray
@@ -194,10 +200,13 @@ class Standing:
     change_s: FloatArray
     fixed: BoolArray
     worker_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    move_s: FloatArray = field(default_factory=lambda: np.zeros(0))
 
     def __post_init__(self) -> None:
         if len(self.worker_s) != len(self.level):
             object.__setattr__(self, "worker_s", np.zeros(len(self.level)))
+        if len(self.move_s) != len(self.level):
+            object.__setattr__(self, "move_s", self.change_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,18 +315,20 @@ class PoolSeen:
         return int(table[self.claims.curve[job], min(slots, table.shape[1] - 1)])
 
     def rate(self, slots: IntArray) -> FloatArray:
-        """Rate of each job with so many slots; beyond the end of its curve, that at its end."""
-        columns = np.minimum(slots, self.curves.rates.shape[1] - 1)
-        rates: FloatArray = self.curves.rates[self.claims.curve, columns]
-        return rates
+        """Rate of each job with so many slots where it has some, else on the first type; beyond the end of its curve,
+        that at its end.
+        """
+        return self._rate(slots, self.shares)
 
     def rate_on(self, shares: Shares) -> FloatArray:
         """Rate of each job with these shares, on nodes of whichever type they are."""
-        slots = shares.by_job(self.jobs)
-        rates = self.rate(slots)
+        return self._rate(shares.by_job(self.jobs), shares)
+
+    def _rate(self, slots: IntArray, shares: Shares) -> FloatArray:
+        columns = np.minimum(slots, self.curves.rates.shape[1] - 1)
+        rates: FloatArray = self.curves.rates[self.claims.curve, columns]
         if self.curves.others:
             types = shares.types(self.jobs, self.nodes)
-            columns = np.minimum(slots, self.curves.rates.shape[1] - 1)
             for number, other in enumerate(self.curves.others, 1):
                 rows = types == number
                 rates[rows] = other[self.claims.curve[rows], columns[rows]]

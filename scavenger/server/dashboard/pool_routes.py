@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from scavenger.api.pool_words import NOW, gained, ranged, title
-from scavenger.api.pools import SharedPool, SharingJob, show_pools
+from scavenger.api.pools import SharedNode, SharedPool, SharingJob, show_pools
 from scavenger.domain.access import Caller
 from scavenger.presentation.formatting import (
     clean,
@@ -43,12 +43,27 @@ class JobLine:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeLine:
+    """A node of a pool; `job_id` is None for one without a job, or with another user's."""
+
+    name: str
+    type: str
+    slots: int
+    price: str
+    state: str
+    since: str
+    job_id: str | None
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
 class PoolCard:
-    """A pool with its jobs, and the latest moves as (time, what)."""
+    """A pool with its nodes, its jobs, and the latest moves as (time, what)."""
 
     name: str
     words: str
     used: Meter
+    nodes: tuple[NodeLine, ...]
     jobs: tuple[JobLine, ...]
     further: str
     moves: tuple[tuple[str, str], ...]
@@ -87,9 +102,23 @@ def pool_card(one: SharedPool) -> PoolCard:
         name=one.name,
         words=f"{plural(one.slots, 'slot')}, {each}",
         used=Meter(min(100.0, 100.0 * used / one.slots), f"{used} of {one.slots} in use"),
+        nodes=tuple(map(_node, one.nodes)),
         jobs=tuple(map(_line, one.jobs)),
         further=", ".join(map(gained, one.further)),
         moves=tuple((when(move.at), clean(move.what)) for move in one.moves),
+    )
+
+
+def _node(node: SharedNode) -> NodeLine:
+    return NodeLine(
+        name=node.name,
+        type=f"{node.type}{' spot' if node.spot else ''}" or "-",
+        slots=node.slots,
+        price=money(node.usd_per_hour),
+        state=node.state,
+        since=when(node.since),
+        job_id=node.job,
+        job="-" if node.job is None else title(node.job, node.job_name),
     )
 
 

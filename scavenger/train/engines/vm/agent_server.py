@@ -496,9 +496,7 @@ class AgentServer:
             case m.FileEnd():
                 self._files.end(session.spec.intent, message.number)
             case m.Preemption():
-                session.preemption = message, now
-                for launch in session.launches:
-                    self._events.record(session, launch, message)
+                self._preempt(session, message, now)
             case m.Renewed():
                 if message.error:
                     self._alarms.add_from(
@@ -526,6 +524,18 @@ class AgentServer:
             session.link.channel.put(m.Kill(launch))  # in case the VM comes back
         session.launches.clear()
         self._files.lose(session.spec.intent)
+
+    def give_notice(self, intent: str, in_s: float, reason: str) -> None:
+        """Have the processes of a VM leave it in so many seconds, as if its cloud took it back then; once."""
+        with self._lock:
+            session = self._sessions.get(intent)
+            if session is not None and session.preemption is None:
+                self._preempt(session, m.Preemption(in_s, reason), self._clock())
+
+    def _preempt(self, session: AgentSession, notice: m.Preemption, now: float) -> None:
+        session.preemption = notice, now
+        for launch in session.launches:
+            self._events.record(session, launch, notice)
 
     def _shut_out(self, session: AgentSession, why: str) -> None:
         """Exclude a VM: its processes are lost, it gets no answers, and it counts as about to end."""
