@@ -32,7 +32,7 @@ demo-kubernetes: install-dev  ## an ElasticJob with two workers, then three, the
 # They compute all the time, and each process imports what all of them need.
 quick: TEST_JOBS = 2
 quick: install-dev  ## the unit tests: they train nothing, start no processes and compute no longer than a moment
-	$(BIN)/python -m pytest $(PARALLEL) -m unit --hypothesis-profile quick
+	$(BIN)/python -m pytest $(PARALLEL) -p no:schemathesis -m unit --hypothesis-profile quick
 
 check: install-dev  ## lint, format, types and import layers
 	$(BIN)/ruff check .

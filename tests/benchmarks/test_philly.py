@@ -11,6 +11,8 @@ from benchmarks.philly_jobs import NODE, Arrival, Mapping, ModelShape, Rate, ber
 from benchmarks.pools.trace import PoolManager
 from benchmarks.public_steps import DATA
 
+pytestmark = pytest.mark.slow
+
 RATE = Rate(5e-10, 6e-11)
 RESNET = ModelShape("ResNet50", (9_408, 2_048_000, 23_526_184), (118e6, 2e6, 3_738e6))
 

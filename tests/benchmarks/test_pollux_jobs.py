@@ -8,7 +8,7 @@ import pytest
 from benchmarks import pollux_jobs
 from benchmarks.pollux_jobs import FOLDER, JobModel
 
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="Pollux's data are not there")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not FOLDER.is_dir(), reason="Pollux's data are not there")]
 
 
 def model(**changed: object) -> JobModel:

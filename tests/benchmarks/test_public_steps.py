@@ -15,6 +15,8 @@ from scavenger.models.backtest import GroupResult, PlacementRow, coverage90, sum
 from scavenger.models.backtest_steps import backtest_steps
 from scavenger.models.overlap_law import BELIEFS, Beliefs
 
+pytestmark = pytest.mark.slow
+
 FIRST = Beliefs((-1.5, 1.0), (0.02, 0.03), (math.log(0.25), 0.7), (0.3, 0.3))
 """The prior before it was set by likelihood: little fixed computing, synchronisation that soon levels off."""
 

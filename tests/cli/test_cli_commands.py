@@ -43,6 +43,7 @@ def stored(store_url: str) -> str:
     return job.id
 
 
+@pytest.mark.slow
 def test_help_takes_little_more_than_typer_itself_and_imports_nothing_heavy() -> None:
     code = (
         "import sys, time, scavenger_cli.main as m; m.main(['--help']);"
@@ -458,6 +459,7 @@ def test_the_doctor_refuses_a_cloud_that_there_is_not_and_has_nothing_more_to_sa
     assert (code, " address: " in out) == (0, False)
 
 
+@pytest.mark.slow
 def test_what_runs_a_job_imports_what_all_jobs_need_and_no_command_a_training_framework(
     stored: str, store_url: str
 ) -> None:

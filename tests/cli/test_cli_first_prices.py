@@ -19,6 +19,8 @@ from scavenger.cloud.gcp.names import ENDPOINT_VARIABLE
 from scavenger.control.provisioning import price_refresh, prices
 from scavenger.control.provisioning.price_refresh import REFRESH_VARIABLE
 
+pytestmark = pytest.mark.slow
+
 JOB = """
 version: 1
 name: digits

@@ -32,6 +32,8 @@ from scavenger.presentation.axes import time_unit
 from scavenger.presentation.figure import picture_figure
 from scavenger.presentation.picture import SHAPES, Picture, describe, draw
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = "<script>alert(1)</script>&\x1b[2J$x$"
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -32,6 +32,8 @@ from scavenger.store import Store
 from scavenger.store.schema import SubmissionRow
 from tests.server.dashboard_samples import PREDICTED, curve_of
 
+pytestmark = pytest.mark.slow
+
 JOB = """\
 version: 1
 name: third

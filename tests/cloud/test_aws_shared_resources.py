@@ -15,6 +15,8 @@ from scavenger.errors import (
 )
 from scavenger.testing.provider_conformance import OWNER, alive, make_request, token_of
 
+pytestmark = pytest.mark.slow
+
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDu5UiG38rx9aC62wMm1qBJDkD18frO/HruuFg10U8Bk test"
 
 __all__ = ["aws", "server", "session", "started"]  # fixtures

@@ -26,6 +26,8 @@ from scavenger.cloud.policies import policy_of
 from scavenger.errors import CredentialsError
 from scavenger.testing.provider_conformance import OWNER, make_request
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["aws", "server", "session", "started"]  # fixtures
 
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDu5UiG38rx9aC62wMm1qBJDkD18frO/HruuFg10U8Bk test"

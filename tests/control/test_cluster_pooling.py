@@ -19,6 +19,8 @@ from scavenger.domain.pool_settings import PoolSettings
 from scavenger.domain.vm_settings import KubernetesSettings
 from scavenger.errors import CloudUnavailableError
 
+pytestmark = pytest.mark.slow
+
 SLOTS = 6
 SPACE = "training"
 Json = dict[str, Any]

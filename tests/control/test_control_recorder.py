@@ -99,6 +99,7 @@ def test_what_waits_for_a_held_store_is_written_in_order_and_told_once(tmp_path:
         assert store.job(recorder.job_id).state == "succeeded"
 
 
+@pytest.mark.slow
 def test_a_held_store_holds_a_running_job_up_for_no_time_at_all(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     with Store.open(f"sqlite:///{path}") as store, Recorder.begin(store, JOB, path, Heard()) as recorder:

@@ -33,6 +33,8 @@ from scavenger.errors import ConfigurationError
 from scavenger.policy.provisioning.config import LookLimits, ProvisioningConfig
 from scavenger.store import Store
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def clock() -> Clock:

@@ -22,6 +22,8 @@ from scavenger.train.engines.vm.agent_server import AgentServer
 from scavenger.train.pool.growth import RentalLimits
 from scavenger.train.pool.placement import Node
 
+pytestmark = pytest.mark.slow
+
 CONFIG = ProvisioningConfig(
     0.3,
     look=LookLimits(interval_s=0.05, list_interval_s=0.1, vm_interval_s=0.1),

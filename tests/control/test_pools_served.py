@@ -20,6 +20,8 @@ from scavenger.domain.submission import NewSubmission, Submission, runner_lease
 from scavenger.store import Store
 from scavenger.store.records import OperationRecord
 
+pytestmark = pytest.mark.slow
+
 CHANGE_S = 120.0
 """The default of `limits.change`."""
 POOL = Pool("gpu", 4, "even")

@@ -17,6 +17,8 @@ from scavenger.store import Store
 from scavenger.train.checkpoints.checkpoint import CheckpointStore
 from scavenger.train.checkpoints.manifest import CheckpointManifest
 
+pytestmark = pytest.mark.slow
+
 ID = "3b2a1c00-5d4e-4f6a-8b7c-9d0e1f2a3b4c"
 SPEC = {
     "version": 1,

@@ -23,6 +23,8 @@ from scavenger.errors import GoneError, TransientError
 from scavenger.policy.provisioning.config import LookLimits, ProvisioningConfig
 from scavenger.policy.provisioning.slots import LEADER_SLOT, is_for_aggregators
 
+pytestmark = pytest.mark.slow
+
 # VMs
 
 

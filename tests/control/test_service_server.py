@@ -43,6 +43,8 @@ from scavenger.policy.runners import FAULTS_MAX, SILENT_S, STARTS_MAX
 from scavenger.store import Store
 from scavenger.train.engines import reaper
 
+pytestmark = pytest.mark.slow
+
 HOST = socket.gethostname()
 DEAD = f"{HOST}/4194303/1.00"
 """A holder that was a process of this machine, and is not any more."""

@@ -42,6 +42,8 @@ from scavenger.domain.report import (
 from scavenger.domain.trackers import TrackersSpec
 from scavenger.errors import ConfigurationError
 
+pytestmark = pytest.mark.slow
+
 
 def run_of(folder: Path, **changes: Any) -> TrackedRun:
     given = {"group": None, "folder": folder, "params": {"params.rate": "0.1"}, **changes}

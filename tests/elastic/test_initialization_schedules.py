@@ -22,6 +22,8 @@ from properties import examples
 from scavenger.elastic import initialization as i
 from scavenger.elastic import recovery as r
 
+pytestmark = pytest.mark.slow
+
 Content = tuple[str, int]
 """What a part of the model is: whose initial weights, and how many steps were applied to them."""
 SHARED = "shared"

@@ -30,6 +30,7 @@ _SEEDS_FOR_MUTANTS = 5 * SEEDS
 # ---- under chaos -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_epoch_holds_each_sample_once_whatever_happens_when() -> None:
     deaths = restarts = replays = steps = refused = poisons = 0
     for seed in range(SEEDS):

@@ -50,11 +50,13 @@ def test_a_run_is_told_by_its_seed_alone() -> None:
     assert worlds[0].reference == worlds[1].reference
 
 
+@pytest.mark.slow
 def test_in_order_nothing_that_is_old_ever_comes() -> None:
     for seed in range(SEEDS // 5):
         World(seed, disorder=False, without="refuses the old").run()
 
 
+@pytest.mark.slow
 def test_the_same_holds_where_every_step_waits_for_a_verdict() -> None:
     steps = 0
     for seed in range(SEEDS // 5):
@@ -65,6 +67,7 @@ def test_the_same_holds_where_every_step_waits_for_a_verdict() -> None:
     assert steps > 8 * SEEDS // 5
 
 
+@pytest.mark.slow
 def test_optimizers_in_place_are_updated_once_whatever_happens_to_workers_and_however_buckets_move() -> None:
     steps = losses = maps = 0
     for seed in range(SEEDS // 5):
@@ -79,6 +82,7 @@ def test_optimizers_in_place_are_updated_once_whatever_happens_to_workers_and_ho
     assert maps > SEEDS // 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_simulation_catches_a_broken_protocol(name: str) -> None:
     """For the reason that it should, on a few hundred schedules or on one that is known."""

@@ -47,6 +47,7 @@ def test_tables_are_as_before(name: str, made: dict[str, str]) -> None:
     compare(name, made[name])
 
 
+@pytest.mark.slow
 def test_the_rest_interface_is_as_before(printed: dict[tuple[str, str], str]) -> None:
     compare(REST, printed[REST, "server"])
 

@@ -173,6 +173,7 @@ def of(results: list[GroupResult], source: str) -> list[GroupResult]:
     return [one for one in results if one.origin == source]
 
 
+@pytest.mark.slow
 def test_reference_runs_are_predicted_from_their_extremes_and_better_from_three_points(public) -> None:  # type: ignore[no-untyped-def]
     assert median_ape(of(public["extremes"], "mlperf-rcp")) < 4.0
     assert median_ape(of(public[3], "mlperf-rcp")) < 3.0

@@ -184,6 +184,7 @@ def measured(points: int | str) -> dict[tuple[int | None, str], float]:
     return {(o.workers_per_node, o.workload): float(o.errors().mean()) for o in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("points", "apart", "together"), [("marked", 7.0, 10.0), (6, 7.0, 9.0), ("search", 8.0, 10.0)]
 )

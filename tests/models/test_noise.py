@@ -344,6 +344,7 @@ def _train(kind: str, rate: float, batch: int, seed: int) -> tuple[float, float 
     return (whole.value or 0.0) / (true.value or 1.0), tracker.noise_scale, pair.noise_scale
 
 
+@pytest.mark.slow
 def test_successive_gradients_tell_the_noise_at_any_rate_where_two_of_them_do_not() -> None:
     """90 % within what a reading is taken to be off, and all within the interval of the critical batch size."""
     rates = {"descent": (0.01, 0.1, 0.3), "momentum": (0.01, 0.03, 0.1), "adam": (0.001, 0.003, 0.01)}

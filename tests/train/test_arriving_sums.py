@@ -35,6 +35,8 @@ from scavenger.train.transport.rows import Rows
 from scavenger.train.transport.shared_memory import Block
 from scavenger.train.worker.results import Results
 
+pytestmark = pytest.mark.slow
+
 _STEPS = 4
 _SGD = '{"class_name": "SGD", "config": {"learning_rate": 0.1}}'
 _ADAM = '{"module": "keras.optimizers", "class_name": "Adam", "config": {"learning_rate": 0.1}}'

@@ -18,6 +18,8 @@ from scavenger.errors import ScavengerError, TrainingCodeError
 from scavenger.sdk import loop
 from scavenger.sdk import script as sdk
 
+pytestmark = pytest.mark.slow
+
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'scavenger-ml[compare]'")
 
 BEGIN = """
