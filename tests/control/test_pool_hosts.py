@@ -15,9 +15,11 @@ from scavenger.api.calls import Local
 from scavenger.api.pools import drain_pool_node, show_pools
 from scavenger.cloud.ssh.provider import SshProvider
 from scavenger.control.jobs.pool_seat import PoolSeat
+from scavenger.control.places.vms import RentedVms
 from scavenger.control.pools.hosts import PoolHosts, seen_node
 from scavenger.control.pools.nodes import with_drained
 from scavenger.control.pools.rented import MeansKnown
+from scavenger.control.provisioning.kept_by_pool import KeptByPool
 from scavenger.control.service.server import configured_pools
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import JobSpec
@@ -206,6 +208,45 @@ def test_shares_are_cut_to_the_hosts_that_live() -> None:
     assert shrinks(node("h0"), node("h1", "lost"), node("h2")) == [("shrink", 2)]
     assert shrinks(node("h0"), node("h1", "taken"), node("h2"), drained=("h2",)) == [("shrink", 1)]
     assert shrinks(node("h0", "lost")) == [("pause", 0)]
+
+
+def test_jobs_leave_this_machine_if_it_is_drained() -> None:
+    pool = Pool("gpu", 4, "even")
+    trains = replace(job("1", 3, curves={"": 1.0}), share=PoolShare(3, 3, 3, 1))
+    searches = replace(trains, standing=JobStanding(1, "searching", 3, 1))
+    last = PoolAllotment(pool, 1, {"1": PoolShare(3, 3, 3, 1)}, (), NOW)
+
+    for one in (trains, searches):
+        found = step_of(pool, [one], last, {"1": "1"}, NOW, Means(drained=("local",)))
+        assert [(move.kind, move.slots) for move in found.moves] == [("pause", 0)]
+        assert found.allotment.drained == ("local",)
+    waits = job("2", most=1)
+    drained = step_of(pool, [waits], last, {}, NOW, Means(drained=("local",)))
+    assert "of 4, nobody has any; this machine is drained" in why_waiting(pool, [waits], drained, {})["2"]
+
+
+def test_aggregators_of_a_job_of_a_pool_are_on_the_type_that_was_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = "".join(
+        f"[ssh.hosts.h{cpus}]\ncpus = {cpus}\nmemory = 32\ngpus = 0\nusd_per_hour = {cpus}\n"
+        for cpus in (2, 16)
+    )
+    (tmp_path / "config.toml").write_text(sizes)
+    monkeypatch.setenv("SCAVENGER_CONFIG", str(tmp_path / "config.toml"))
+    spec = {"version": 1, "name": "a", "train": "train:job", "infra": "ssh/lab", "goal": {"max_epochs": 1}}
+    given = JobSpec.model_validate(
+        {**spec, "resources": {"vm": "16cpu-32gib"}, "search": {"workers": [1], "batch_size": [32]}}
+    )
+
+    def aggregators(kept: KeptByPool | None) -> str:
+        found = RentedVms(given, kept=kept).aggregators
+        assert found is not None
+        return found.vm
+
+    assert (aggregators(None), aggregators(KeptByPool("lab", 2, "ann"))) == ("2cpu-32gib", "16cpu-32gib")
+    place = RentedVms(given, kept=KeptByPool("lab", 2, "ann"))
+    assert place.within_quotas() == (place.space, ())  # no host is asked: those that wait for it are in use
 
 
 def test_a_job_that_waits_is_told_what_the_hosts_are() -> None:

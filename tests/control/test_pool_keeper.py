@@ -6,6 +6,7 @@ import os
 import socket
 import sqlite3
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,22 @@ from scavenger.control.pools import keeper as module
 from scavenger.control.pools.keeper import PoolKeeper
 from scavenger.control.pools.rented import KEEPER_NAME, keepers_of
 from scavenger.control.provisioning.clean_up import CleanUp
+from scavenger.control.provisioning.fleet import DRAINED_S
 from scavenger.control.provisioning.kept_by_pool import KeptByPool
 from scavenger.control.provisioning.kept_place import Region
 from scavenger.domain.operation import StopJob
-from scavenger.domain.pool import Pool, PoolVms
+from scavenger.domain.pool import Pool, PoolAllotment, PoolVms
 from scavenger.domain.submission import NewSubmission
 from scavenger.domain.vm import VmRequest, VmSeen
 from scavenger.errors import ConfigurationError, StoreBusyError
 from scavenger.scheduler.jobs.renting import Renting
 from scavenger.scheduler.jobs.seeing import decided
 from scavenger.store import Store
+from scavenger.train.engines.base import PreemptionNotice
 
 pytestmark = pytest.mark.slow
 
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 POOL = Pool("vms", 2, vms=PoolVms("aws/us-east-1", "small", False, 0.36, idle_s=600.0))
 
 
@@ -105,6 +109,32 @@ def test_the_next_job_has_the_vm_of_the_one_before_and_the_server_ends_it(
     assert names == ["job", KEEPER_NAME] * 2
     assert {row.state for row in rows} == {"GONE"}
     assert scene.store.job(record.id).state == "stopped"
+
+
+def test_a_job_leaves_a_vm_that_is_drained_and_it_waits_for_no_other(
+    scene: Scene, keeper: PoolKeeper
+) -> None:
+    def drain(id: str, number: int) -> None:
+        names = tuple(one.instance_id for one in scene.store.intents() if one.id == id)
+        scene.store.put_allotment(PoolAllotment(POOL, number, {}, (), NOW, drained=names))
+
+    begin(scene, "w0")
+    [held] = [one.id for one in scene.store.intents(scene.jobs[-1]) if one.state == "UP"]
+    drain(held, 1)
+    notices: list[PreemptionNotice] = []
+    scene.until(lambda: bool(notices.extend(scene.engines[-1].preemption_notices()) or notices))
+    assert [(one.name, one.reason) for one in notices] == [("w0", "its machine is drained")]
+    assert notices[0].in_s is not None
+    assert 0.0 < notices[0].in_s <= DRAINED_S
+    end(scene)
+    assert eventually(lambda: scene.alive() == [], within_s=20.0)
+
+    begin(scene, "w0")
+    assert eventually(lambda: keeper._seats, within_s=20.0)
+    end(scene)
+    assert eventually(lambda: len(waiting(scene)) == 1, within_s=20.0)
+    drain(waiting(scene)[0], 2)
+    assert eventually(lambda: scene.alive() == [], within_s=20.0)
 
 
 def test_another_users_job_rents_its_own_vm_as_soon_as_there_is_room(

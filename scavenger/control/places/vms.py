@@ -374,9 +374,9 @@ class RentedVms(Place):
             QuotaError: If no configuration is left.
             CloudError: If the cloud does not report its quotas.
         """
-        permitted, refused = self.permitted()
         if self._of_hosts:  # those that wait for it are in use, by its pool
-            return permitted.space, refused
+            return self._admitted(patient=True)
+        permitted, refused = self.permitted()
         room = permitted.room(self.costs.aggregator_vms)
         if room.space is None:
             assert room.quota is not None

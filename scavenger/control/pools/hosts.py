@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +21,8 @@ from scavenger.store import Store
 
 LOOK_S = 5.0
 """Hosts are asked so often; a host that is free or taken is known as that so soon."""
+IDLE_S = 60.0
+"""Hosts of a pool without jobs are asked so often."""
 
 logger = logging.getLogger(__name__)
 
@@ -66,11 +69,14 @@ class PoolHosts:
 
     def _run(self) -> None:
         problem = Repeated(logger)
+        looked_at = -math.inf
         while True:
             began_at = time.monotonic()
             try:
-                self.look(datetime.now(UTC))
-                problem.over()
+                if began_at - looked_at >= IDLE_S or self._has_jobs():
+                    looked_at = began_at
+                    self.look(datetime.now(UTC))
+                    problem.over()
             except ScavengerError as error:
                 problem.warn(f"the hosts of pool {self._pool.name} cannot be seen: {error}")
             except Exception:
@@ -112,6 +118,10 @@ class PoolHosts:
         infra = self._infra
         found = self._store.vms_of_pool(self._pool.name, infra.provider, infra.region)
         return frozenset(one.instance_id or one.id for one in found)
+
+    def _has_jobs(self) -> bool:
+        last = self._store.allotment(self._pool.name)
+        return last is not None and bool(last.shares)
 
     def _on_record(self) -> tuple[PoolNode, ...]:
         last = self._store.allotment(self._pool.name)
