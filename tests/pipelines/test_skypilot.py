@@ -26,6 +26,8 @@ from scavenger.integrations.skypilot import time_estimator
 from scavenger.models.job_model import SCHEMA_VERSION, JobModel
 from scavenger.store import Store
 
+pytestmark = pytest.mark.slow
+
 VM = Offer("aws", "us-east-1", "m7i.xlarge", 0.2, "list price", cpus=4, memory_bytes=16 * 2**30)
 SPACE = SearchSpace((VM,), (1, 2, 4, 8), (64, 256, 1024))
 KEY = Fingerprint("a" * 64, 1000, "SGD:1", 10_000, 260, "val_accuracy>=0.97", VM.vm, "")

@@ -24,6 +24,8 @@ from scavenger.pipelines.budget import Budget
 from scavenger.pipelines.study import PRUNED, trial_key, union_s
 from scavenger.store import Store
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "study"
 JOB = Job(pipeline_code.model, data=pipeline_code.data, goal={"metric": "val_loss", "max_epochs": 3})
 

@@ -318,6 +318,7 @@ def test_by_utility_a_job_settles_where_worth_above_cost_is_largest(utility: Uti
     assert len(cluster.history) <= 10
 
 
+@pytest.mark.slow
 def test_a_step_utility_reaches_its_target_time_with_no_more_workers_than_that_takes() -> None:
     curve, samples = saturating(100.0, 0.0), 3.6e6
     # 36000 / K seconds: 6000 with six workers

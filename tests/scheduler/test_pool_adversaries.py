@@ -23,6 +23,8 @@ from scavenger.scheduler.jobs.seeing import CHANGES_MAX, PoolJob, Sizes, decided
 from scavenger.scheduler.jobs.simulation import Workload, simulate
 from scavenger.scheduler.jobs.values import Claims, Curves, Nodes
 
+pytestmark = pytest.mark.slow
+
 SLOTS = 12
 
 

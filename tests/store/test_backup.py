@@ -152,6 +152,7 @@ def test_tokens_are_valid_again_only_if_that_is_said_and_sessions_never(
         assert [user.name for user in store.users()] == ["ann"]
 
 
+@pytest.mark.slow
 def test_what_ran_is_to_be_resumed_and_what_lives_here_is_left_alone(filled: Store, tmp_path: Path) -> None:
     at = Clock().at
     filled.backup(tmp_path / "b")
