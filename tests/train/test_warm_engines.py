@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
 
@@ -165,6 +166,20 @@ def test_what_has_begun_ahead_ends_with_its_program_before_it_has_imported_anyth
     )
     done = subprocess.run([sys.executable, "-c", begins], stdout=subprocess.PIPE, check=False)
     assert eventually(lambda: not psutil.pid_exists(int(done.stdout)), within_s=PATIENCE_S)
+
+
+def test_what_a_server_of_one_job_writes_is_in_the_job_s_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets = {"worker": "no_module_of_tests:main"}
+    monkeypatch.setitem(FORK_TARGETS, "worker", targets["worker"])  # type: ignore[attr-defined]
+    with closing(WarmServers(lasting=False)) as warm:
+        warm.begin({}, ())
+        engine = ProcessEngine(tmp_path, -1, fork_targets=targets, warm=warm)
+        engine.launch(boot("w0"))
+        assert eventually(lambda: engine.poll() or engine.pid("w0"), within_s=PATIENCE_S)  # by the command
+        engine.close()
+    assert "no_module_of_tests" in (tmp_path / "fork-server.log").read_text()
 
 
 def test_secrets_are_the_process_s_alone_and_never_written(

@@ -453,6 +453,9 @@ class ProcessEngine(Engine):
             if self.tenants is not None:
                 self.tenants.close()
             if self._fork_server is not None and self._warm is not None:
+                with contextlib.suppress(OSError):  # as a full disk
+                    if told := self._warm.written():
+                        (self._log_dir / _FORK_SERVER_LOG).write_bytes(told)
                 self._warm.give_back(self._fork_server)
             elif self._fork_server is not None:
                 self._fork_server.close()

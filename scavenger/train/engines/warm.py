@@ -6,7 +6,8 @@ import os
 import threading
 import uuid
 from collections.abc import Collection, Mapping
-from tempfile import gettempdir
+from tempfile import TemporaryFile, gettempdir
+from typing import IO
 from weakref import WeakKeyDictionary
 
 from scavenger.train.engines.forking import (
@@ -17,6 +18,8 @@ from scavenger.train.engines.forking import (
     job_environment,
 )
 
+LOG_BYTES_MAX = 1 << 20
+"""Most of what a server has written that a job's log gets."""
 _KEPT_MAX = 4
 """Most idle servers: as many jobs as usually begin at once; each takes the memory of an imported TensorFlow."""
 
@@ -32,6 +35,7 @@ class WarmServers:
 
     def __init__(self, *, lasting: bool = True) -> None:
         self.lasting = lasting
+        self._log: IO[bytes] | None = None if lasting else TemporaryFile()  # noqa: SIM115 - of the only job
         self._idle: list[ForkServer] = []  # the longest idle first
         # what they import, and with which variables; also of those that are in use
         self._of: WeakKeyDictionary[ForkServer, tuple[str, dict[str, str]]] = WeakKeyDictionary()
@@ -58,8 +62,8 @@ class WarmServers:
                     return server
         # the log of the job that happens to need it first would hold what the server writes for others
         with open(os.devnull, "ab") as nothing:
-            of_its_own = {**env, "TMPDIR": gettempdir()}
-            server = ForkServer(target, of_its_own, f"{uuid.uuid4().hex}.fork-server", (), nothing.fileno())
+            of_its_own, log = {**env, "TMPDIR": gettempdir()}, self._log or nothing
+            server = ForkServer(target, of_its_own, f"{uuid.uuid4().hex}.fork-server", (), log.fileno())
         with self._lock:
             self._of[server] = target, dict(own)
         return server
@@ -89,6 +93,10 @@ class WarmServers:
         for one in spare:
             one.close()
 
+    def written(self) -> bytes:
+        """What servers have written to standard output and error so far; nothing if they may be for several jobs."""
+        return b"" if self._log is None else os.pread(self._log.fileno(), LOG_BYTES_MAX, 0)
+
     def close(self) -> None:
         """End the idle servers, and those that are given back later."""
         with self._lock:
@@ -96,3 +104,5 @@ class WarmServers:
             self._idle.clear()
         for server in idle:
             server.close()
+        if self._log is not None:
+            self._log.close()
