@@ -44,6 +44,27 @@ with scavenger_report(save=save, samples_per_epoch=640) as report:
         state["epoch"], state["done"] = state["epoch"] + 1, 0
         report.epoch(val_error=state["error"])
 """
+_LIVE = """
+import json, os, sys, time
+from scavenger.sdk.report import scavenger_report
+
+path = os.path.join(sys.argv[1], "state.json")
+error, told = 10.0, open("told.jsonl", "a", buffering=1)
+
+def save():
+    with open(path, "w") as file:
+        json.dump(error, file)
+    return path
+
+with scavenger_report(save=save, samples_per_epoch=640) as report:
+    while report.epochs < int(sys.argv[2]):
+        for share in report.batches(range(640), 32):
+            time.sleep(0.001 + 0.0001 * len(share.rows))
+            error *= 0.99
+            told.write(json.dumps([os.getpid(), report.epochs, *share.rows]) + "\\n")
+            report.step(loss=error)
+        report.epoch(val_error=error)
+"""
 _LOGGING = """
 import sys, time
 epochs = int(sys.argv[1])
@@ -162,6 +183,31 @@ def test_a_command_is_searched_and_survives_the_death_of_a_process_and_of_scaven
         assert line["metrics"]["val_error"] == pytest.approx(10.0 * 0.99 ** (20 * (epoch + 1)), rel=1e-6)
     state = json.loads(Path(report["model_path"]).read_text())
     assert (state["epoch"], state["error"]) == (epochs, pytest.approx(10.0 * 0.99 ** (20 * epochs)))
+
+
+def test_a_program_that_takes_its_batches_from_the_job_is_started_once_whatever_batch_is_tried(
+    make_job: Callable[..., Job],
+) -> None:
+    job = _command(
+        make_job,
+        _LIVE,
+        run="python train.py {checkpoint_dir} {epochs}",
+        search={"workers": [1], "batch_size": [32, 64, 128], "strategy": "full"},
+        goal={"metric": "val_error", "target": 1e-9, "max_epochs": 40, "epochs_hint": 30},
+        profile={"steps": 5},
+    )
+    outcome = job.run()
+    report = outcome.report
+
+    assert report["job"]["state"] == "target_missed", outcome.stderr
+    journal = lines(report["measurements_path"])
+    tried = [line["configuration"]["global_batch_size"] for line in journal if line["kind"] == "measurement"]
+    assert sorted(tried) == [32, 64, 128]
+    told = [json.loads(line) for line in (job.folder / "told.jsonl").read_text().splitlines()]
+    assert len({pid for pid, *_ in told}) == 1
+    assert {len(rows) for _, _, *rows in told} >= {32, 64, 128}
+    for epoch in range(40):
+        assert sorted(row for _, of, *rows in told if of == epoch for row in rows) == list(range(640))
 
 
 def test_a_program_that_starts_slowly_is_started_once_if_it_trains_shortly(
