@@ -476,7 +476,8 @@ def shared(
                 deadline=due,
             )
         )
-    further = () if pool.pool.whole or not seen.jobs else further_slot(seen, rules, 0)
+    types = range(0 if pool.pool.whole or not seen.jobs else len(seen.nodes.slots))
+    further = [one for node in types for one in further_slot(seen, rules, node)]
     return SharedPool(
         name=pool.pool.name,
         policy=pool.pool.policy,

@@ -15,7 +15,7 @@ from scavenger.control.settings import settings_of
 from scavenger.domain.infra import Infra
 from scavenger.domain.pool import NodeState, Pool, PoolNode
 from scavenger.domain.vm import OwnedMachine
-from scavenger.errors import ScavengerError
+from scavenger.errors import ScavengerError, StoreBusyError
 from scavenger.logs import Repeated
 from scavenger.store import Store
 
@@ -77,6 +77,8 @@ class PoolHosts:
                     looked_at = began_at
                     self.look(datetime.now(UTC))
                     problem.over()
+            except StoreBusyError:
+                logger.debug("the store is busy")
             except ScavengerError as error:
                 problem.warn(f"the hosts of pool {self._pool.name} cannot be seen: {error}")
             except Exception:

@@ -116,7 +116,8 @@ def _next(now: PoolSeen, rules: Rules, job: int) -> tuple[int | None, str]:
         return (gang, "") if gang <= now.slots else (None, f"it needs {plural(gang, 'slot')} at once")
     if slots >= now.claims.most[job]:
         return None, NO_MORE
-    rates = now.curves.rates[now.claims.curve[job], : int(now.claims.most[job]) + 1]
+    type_ = max(0, int(now.shares.types(now.jobs, now.nodes)[job]))
+    rates = now.curves.by_type[type_].rates[now.claims.curve[job], : int(now.claims.most[job]) + 1]
     more = slots + 1 + np.flatnonzero(rates[slots + 1 :] > rates[min(slots, len(rates) - 1)])
     if not len(more):
         return None, "more would not make it faster"

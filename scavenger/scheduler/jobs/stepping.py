@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from scavenger.domain.pool import ANOTHERS, MACHINE, Pool, PoolAllotment
+from scavenger.domain.pool import ANOTHERS, Pool, PoolAllotment
 from scavenger.presentation.formatting import plural
 from scavenger.scheduler.jobs.explaining import explain, further
 from scavenger.scheduler.jobs.moving import Move, Wanted, moves, next_allotment
@@ -94,7 +94,7 @@ def _short(pool: Pool, means: Means, slots: int) -> str:
     """Why a pool has fewer slots than it could have; empty if it has all."""
     if slots == pool.slots:
         return ""
-    if MACHINE in means.drained:
+    if pool.vms is None:
         return "this machine is drained"
     if means.nodes is None or len([one for one in means.nodes if one.state == "open"]) > slots:
         return f"what is left of its budget of this month pays for {plural(slots, 'VM')}"
