@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+from manifests import manifest_of
+
 from scavenger.train.engines.base import Engine, Exit, PreemptionNotice
 from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.supervisor.supervisor import Supervisor
@@ -75,16 +77,11 @@ class StubEngine:
 
 
 def manifest(rows: int = 2) -> m.Manifest:
-    return m.Manifest(
-        tensors=(m.TensorSpec("kernel", (rows, 3), "float32", "trainable"),),
+    return manifest_of(
+        (m.TensorSpec("kernel", (rows, 3), "float32", "trainable"),),
+        '{"class_name": "SGD", "config": {"learning_rate": 0.1}}',
         metrics=((2,),),
-        optimizer='{"class_name": "SGD", "config": {"learning_rate": 0.1}}',
-        architecture="",
         parameters=3 * rows,
-        dataset_size=10,
-        validation_size=0,
-        sample_bytes=1,
-        metric_names=(),
     )
 
 

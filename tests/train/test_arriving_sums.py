@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from manifests import manifest_of
 from plain_keras import one_by_one
 
 from scavenger.elastic.view import SLOTS_PER_WORKER, Piece, Share
@@ -52,17 +53,7 @@ def manifest(dtype: str, optimizer: str) -> Manifest:
         TensorSpec("mean", (50,), dtype, "mean"),
         TensorSpec("seed", (2,), "int64", "first"),
     ]
-    return Manifest(
-        tensors=tuple(tensors),
-        metrics=((2,),),
-        optimizer=optimizer,
-        architecture="",
-        parameters=0,
-        dataset_size=10,
-        validation_size=0,
-        sample_bytes=1,
-        metric_names=(),
-    )
+    return manifest_of(tensors, optimizer, metrics=((2,),))
 
 
 @pytest.fixture(autouse=True)

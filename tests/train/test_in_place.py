@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from manifests import manifest_of
 from waiting import eventually
 
 from scavenger.elastic.barrier import Barrier
@@ -51,16 +52,8 @@ _STEPS = 5
 
 def model(config: dict[str, Any], rows: int = 300) -> m.Manifest:
     tensors = (m.TensorSpec("table", (rows, 16), "float32", "trainable"),)
-    return m.Manifest(
-        tensors=(*tensors, m.TensorSpec("bias", (3,), "float32", "trainable")),
-        metrics=(),
-        optimizer=json.dumps(config),
-        architecture="",
-        parameters=0,
-        dataset_size=8,
-        validation_size=0,
-        sample_bytes=1,
-        metric_names=(),
+    return manifest_of(
+        (*tensors, m.TensorSpec("bias", (3,), "float32", "trainable")), json.dumps(config), dataset_size=8
     )
 
 

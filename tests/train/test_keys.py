@@ -15,6 +15,7 @@ import pytest
 import zmq
 from driving import Run, assert_same_weights, plain_keras
 from hearing import heard
+from manifests import manifest_of
 
 from scavenger.elastic.view import Piece, Share
 from scavenger.train.transport import messages as m
@@ -118,17 +119,7 @@ class _Tap:
 
 def _layout() -> Layout:
     return Layout.of(
-        m.Manifest(
-            tensors=(m.TensorSpec("kernel", (300, 400), "float32", "trainable"),),
-            metrics=((2,),),
-            optimizer="",
-            architecture="",
-            parameters=0,
-            dataset_size=1,
-            validation_size=0,
-            sample_bytes=1,
-            metric_names=(),
-        )
+        manifest_of((m.TensorSpec("kernel", (300, 400), "float32", "trainable"),), metrics=((2,),))
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import zmq
+from manifests import manifest_of
 
 from scavenger.elastic.migration import BucketMap
 from scavenger.train.aggregation.map_changes import MapChanges
@@ -17,20 +18,13 @@ from scavenger.train.aggregation.upstream import Upstream
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.layout import Layout
-from scavenger.train.transport.messages.values import Manifest, TensorSpec
+from scavenger.train.transport.messages.values import TensorSpec
 from scavenger.train.transport.shared_memory import PartRecord
 from scavenger.train.transport.sockets import new_keys
 
-MODEL = Manifest(
-    tensors=(TensorSpec("t", (64, 64), "float32", "trainable"),),
-    metrics=(),
-    optimizer='{"module": "keras.optimizers", "class_name": "SGD", "config": {"learning_rate": 0.1, "momentum": 0.9}}',
-    architecture="",
-    parameters=0,
-    dataset_size=1,
-    validation_size=0,
-    sample_bytes=0,
-    metric_names=(),
+MODEL = manifest_of(
+    (TensorSpec("t", (64, 64), "float32", "trainable"),),
+    '{"module": "keras.optimizers", "class_name": "SGD", "config": {"learning_rate": 0.1, "momentum": 0.9}}',
 )
 LAYOUT = Layout.of(MODEL, 2)
 ALL_TO_1 = tuple(1 for _ in LAYOUT.holders)

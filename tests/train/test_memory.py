@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from manifests import manifest_of
 
 from scavenger.elastic.migration import BucketMap
 from scavenger.elastic.view import SLOTS_PER_WORKER, Position
@@ -47,18 +48,10 @@ Tensor = tuple[tuple[int, ...], str, str]
 
 
 def manifest(tensors: list[Tensor], metrics: list[tuple[int, ...]], optimizer: str = _SGD) -> Manifest:
-    return Manifest(
-        tensors=tuple(
-            TensorSpec(f"t{i}", shape, dtype, role) for i, (shape, dtype, role) in enumerate(tensors)
-        ),
+    return manifest_of(
+        (TensorSpec(f"t{i}", shape, dtype, role) for i, (shape, dtype, role) in enumerate(tensors)),
+        optimizer,
         metrics=tuple(metrics),
-        optimizer=optimizer,
-        architecture="",
-        parameters=0,
-        dataset_size=1,
-        validation_size=0,
-        sample_bytes=0,
-        metric_names=(),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from manifests import manifest_of
 from plain_keras import one_by_one
 
 from scavenger.train.aggregation.model_shard import ModelShard
@@ -86,16 +87,9 @@ def serialised(optimizer: Any) -> str:
 
 
 def manifest(optimizer: Any, constraints: Any = ()) -> m.Manifest:
-    return m.Manifest(
-        tensors=tuple(m.TensorSpec(path, shape, "float32", "trainable") for path, shape in SHAPES.items()),
-        metrics=(),
-        optimizer=serialised(optimizer),
-        architecture="",
-        parameters=0,
-        dataset_size=10,
-        validation_size=0,
-        sample_bytes=1,
-        metric_names=(),
+    return manifest_of(
+        (m.TensorSpec(path, shape, "float32", "trainable") for path, shape in SHAPES.items()),
+        serialised(optimizer),
         constraints=constraints,
     )
 

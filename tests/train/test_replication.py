@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from manifests import manifest_of
 
 from scavenger.elastic.view import SLOTS_PER_WORKER
 from scavenger.train.aggregation.model_shard import ModelShard
@@ -45,16 +46,10 @@ WORKER, SLOT = "w2", 2 * SLOTS_PER_WORKER
 def manifest(*rows: int) -> Manifest:
     """A model of matrices with so many rows, a state, and one metric."""
     tensors = [TensorSpec(f"m{i}", (n, 5), "float32", "trainable") for i, n in enumerate(rows)]
-    return Manifest(
-        tensors=(*tensors, TensorSpec("mean", (3,), "float32", "mean")),
+    return manifest_of(
+        (*tensors, TensorSpec("mean", (3,), "float32", "mean")),
+        '{"class_name": "SGD", "config": {"learning_rate": 0.1}}',
         metrics=((2,),),
-        optimizer='{"class_name": "SGD", "config": {"learning_rate": 0.1}}',
-        architecture="",
-        parameters=0,
-        dataset_size=10,
-        validation_size=0,
-        sample_bytes=1,
-        metric_names=(),
     )
 
 

@@ -13,6 +13,7 @@ from driving import Run, assert_same_weights, plain_keras
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from manifests import manifest_of
 
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.buckets import buckets, packed, read, rounded_tensors, unpacked
@@ -66,17 +67,7 @@ def test_what_was_rounded_off_for_nothing_is_forgotten() -> None:
 
 
 def manifest(*tensors: TensorSpec) -> Manifest:
-    return Manifest(
-        tensors=tensors,
-        metrics=(),
-        optimizer="",
-        architecture="",
-        parameters=0,
-        dataset_size=1,
-        validation_size=0,
-        sample_bytes=1,
-        metric_names=(),
-    )
+    return manifest_of(tensors)
 
 
 _MODEL = manifest(

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 import safetensors.numpy
+from manifests import manifest_of
 from plain_keras import one_by_one
 
 from scavenger.errors import ScavengerError
@@ -47,16 +48,9 @@ OPTIMIZERS: dict[str, Any] = {
 
 
 def manifest(optimizer: Any, shapes: Any) -> m.Manifest:
-    return m.Manifest(
-        tensors=tuple(m.TensorSpec(path, shape, "float32", "trainable") for path, shape in shapes),
-        metrics=(),
-        optimizer=json.dumps(_O.serialize(optimizer), default=float),
-        architecture="",
-        parameters=0,
-        dataset_size=10,
-        validation_size=0,
-        sample_bytes=1,
-        metric_names=(),
+    return manifest_of(
+        (m.TensorSpec(path, shape, "float32", "trainable") for path, shape in shapes),
+        json.dumps(_O.serialize(optimizer), default=float),
     )
 
 

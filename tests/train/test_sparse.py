@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from manifests import manifest_of
 
 from scavenger.train.aggregation import mean_gradient, update
 from scavenger.train.aggregation.mean_gradient import Contribution
@@ -67,16 +68,8 @@ def optimizer(name: str) -> str:
 
 
 def manifest(name: str, dtype: str = "float32") -> Manifest:
-    return Manifest(
-        tensors=tuple(TensorSpec(f"t{i}", shape, dtype, "trainable") for i, shape in enumerate(_SHAPES)),
-        metrics=(),
-        optimizer=optimizer(name),
-        architecture="",
-        parameters=0,
-        dataset_size=1,
-        validation_size=0,
-        sample_bytes=0,
-        metric_names=(),
+    return manifest_of(
+        (TensorSpec(f"t{i}", shape, dtype, "trainable") for i, shape in enumerate(_SHAPES)), optimizer(name)
     )
 
 

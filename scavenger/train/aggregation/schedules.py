@@ -36,32 +36,31 @@ class _Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         raise NotImplementedError
 
 
-class _ExponentialDecay(_Schedule, frozen=True):
+class _Periodic(_Schedule, frozen=True):
+    """One that goes by periods of so many steps; by whole ones if it is a staircase."""
+
+    initial_learning_rate: float
+    decay_steps: _Steps
+    decay_rate: float
+    staircase: bool = False
+
+    def _periods(self, step: int) -> np.float32:
+        periods = _f(step) / _f(self.decay_steps)
+        return _f(np.floor(periods) if self.staircase else periods)
+
+
+class _ExponentialDecay(_Periodic, frozen=True):
     """initial · rate^(step / steps)"""
 
-    initial_learning_rate: float
-    decay_steps: _Steps
-    decay_rate: float
-    staircase: bool = False
-
     def __call__(self, step: int) -> np.float32:
-        periods = _f(step) / _f(self.decay_steps)
-        periods = np.floor(periods) if self.staircase else periods
-        return _f(_f(self.initial_learning_rate) * np.power(_f(self.decay_rate), periods))
+        return _f(_f(self.initial_learning_rate) * np.power(_f(self.decay_rate), self._periods(step)))
 
 
-class _InverseTimeDecay(_Schedule, frozen=True):
+class _InverseTimeDecay(_Periodic, frozen=True):
     """initial / (1 + rate · step / steps)"""
 
-    initial_learning_rate: float
-    decay_steps: _Steps
-    decay_rate: float
-    staircase: bool = False
-
     def __call__(self, step: int) -> np.float32:
-        periods = _f(step) / _f(self.decay_steps)
-        periods = np.floor(periods) if self.staircase else periods
-        return _f(_f(self.initial_learning_rate) / (_f(1) + _f(self.decay_rate) * periods))
+        return _f(_f(self.initial_learning_rate) / (_f(1) + _f(self.decay_rate) * self._periods(step)))
 
 
 class _PolynomialDecay(_Schedule, frozen=True):
