@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 from cli_fake import Run
 from cli_samples import make_report
+from made_intents import made_intent
 from nested import built
 from sqlalchemy import create_engine, update
 
@@ -17,9 +18,9 @@ from scavenger.api.bills import billed
 from scavenger.api.jobs import listed
 from scavenger.domain.cost import CostEstimate, CostItem
 from scavenger.domain.document import report_document, report_from_document
-from scavenger.domain.intent import Fence, FleetSpec, Intent, PlacementOption, VmSlot
+from scavenger.domain.intent import Fence, FleetSpec, PlacementOption, VmSlot
 from scavenger.domain.report import JobState
-from scavenger.domain.vm import VmRequest, VmSeen
+from scavenger.domain.vm import VmSeen
 from scavenger.store import Store
 from scavenger.store.schema import IntentRow, JobRow
 
@@ -65,23 +66,17 @@ def finished(store: Store, *, vms: int = 0, state: JobState = "succeeded") -> st
         for slot in range(vms):
             token, spot = str(uuid4()), slot > 0
             price = 0.0748 if spot else 0.17
-            request = built(
-                VmRequest,
-                token=token,
-                owner="me",
-                job_id=job_id,
-                slot=slot,
-                generation=0,
-                vm="c5.xlarge",
-                zone="us-east-1a",
-                spot=spot,
-                run_max_s=3600.0,
-            )
-            intent = built(
-                Intent,
+            intent = made_intent(
+                {
+                    "token": token,
+                    "job_id": job_id,
+                    "slot": slot,
+                    "vm": "c5.xlarge",
+                    "zone": "us-east-1a",
+                    "spot": spot,
+                },
                 provider="aws",
                 region="us-east-1",
-                request=request,
                 price_usd_per_hour=price,
                 reserved_usd=0.01,
             )

@@ -13,14 +13,14 @@ from uuid import uuid4
 import pytest
 from cli_fake import Run
 from fake import FakeProvider, Fault, install
+from made_intents import made_intent
 from nested import built
 from waiting import wait_for
 
 from scavenger.control.provisioning import clean_up as clearing
 from scavenger.control.provisioning.clean_up import CleanUp
 from scavenger.control.sweep import sweep_once, sweeping
-from scavenger.domain.intent import Fence, FleetSpec, Intent, PlacementOption, VmSlot
-from scavenger.domain.vm import VmRequest
+from scavenger.domain.intent import Fence, FleetSpec, PlacementOption, VmSlot
 from scavenger.errors import CredentialsError
 from scavenger.store import Store
 
@@ -57,30 +57,21 @@ class Scene:
 
     def launch(self, slot: int = 0, *, owner: str = "", written: bool = True, up: bool = True) -> str:
         token = str(uuid4())
-        request = built(
-            VmRequest,
-            token=token,
-            owner=owner or self.owner,
-            job_id=self.job_id,
-            slot=slot,
-            generation=0,
-            vm="small",
-            zone="fake-1a",
-            spot=False,
-            run_max_s=3600.0,
-        )
-        intent = built(
-            Intent,
+        intent = made_intent(
+            {
+                "token": token,
+                "owner": owner or self.owner,
+                "job_id": self.job_id,
+                "slot": slot,
+                "zone": "fake-1a",
+            },
             provider="fake",
             region="fake-1",
-            request=request,
-            price_usd_per_hour=0.36,
-            reserved_usd=0.1,
         )
         if written:
             assert self.store.write_intent(self.fence, intent)
         if up:
-            vm = self.cloud.launch(request)
+            vm = self.cloud.launch(intent.request)
             if written:
                 self.store.mark_up(self.fence, token, vm)
         return token

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nested import built
+from made_intents import made_intent
 
 from scavenger.control.provisioning.bill import job_cost, paid_for
 from scavenger.domain.cost import CostItem, LedgerEntry, Rental, SharedCosts
 from scavenger.domain.intent import Intent
 from scavenger.domain.report import Actual
-from scavenger.domain.vm import VmRequest
 from scavenger.models.cost import NEVER_COUNTED, estimate
 from scavenger.store.records import JobRecord, Owner
 
@@ -25,18 +24,6 @@ NOW = START + 10 * HOUR
 
 
 def intent(slot: int = 1, *, spot: bool = True, **more: Any) -> Intent:
-    request = built(
-        VmRequest,
-        token=f"token-{slot}",
-        owner="me",
-        job_id="job",
-        slot=slot,
-        generation=0,
-        vm="c5.large",
-        zone="us-east-1a",
-        spot=spot,
-        run_max_s=3600.0,
-    )
     given_: dict[str, Any] = {
         "state": "GONE",
         "instance_id": f"i-{slot}",
@@ -47,11 +34,10 @@ def intent(slot: int = 1, *, spot: bool = True, **more: Any) -> Intent:
         "ending": "preempted",
         "disk_usd_per_hour": 0.002,
     }
-    return built(
-        Intent,
+    return made_intent(
+        {"token": f"token-{slot}", "slot": slot, "vm": "c5.large", "zone": "us-east-1a", "spot": spot},
         provider="aws",
         region="us-east-1",
-        request=request,
         price_usd_per_hour=0.035,
         reserved_usd=0.01,
         **given_ | more,

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fake import FakeProvider, Fault
+from made_intents import made_intent
 from nested import built, changed
 
 from scavenger.control.provisioning.boot_watch import BootWatch
@@ -17,7 +18,7 @@ from scavenger.control.provisioning.booting import boot_document
 from scavenger.control.provisioning.fleet_boots import FleetBoots, is_proven
 from scavenger.domain.configuration import Offer
 from scavenger.domain.intent import FleetSpec, Intent, PlacementOption, VmTimes
-from scavenger.domain.vm import VmPackage, VmRequest
+from scavenger.domain.vm import VmPackage
 from scavenger.errors import (
     CloudUnavailableError,
     ConfigurationError,
@@ -102,26 +103,11 @@ class Scene:
 
 
 def asked(slot: int, number: int, *, took_s: float | None = None, **more: Any) -> Intent:
-    request = built(
-        VmRequest,
-        token=token_of(number),
-        owner="me",
-        job_id="job",
-        slot=slot,
-        generation=0,
-        vm="small",
-        zone="fake-1a",
-        spot=False,
-        run_max_s=1e6,
-        user_data=DOCUMENT,
-    )
     joined = None if took_s is None else BEGAN + timedelta(seconds=took_s)
-    return built(
-        Intent,
-        request=request,
+    return made_intent(
+        {"token": token_of(number), "slot": slot, "zone": "fake-1a", "run_max_s": 1e6, "user_data": DOCUMENT},
         provider="fake",
         region="fake-1",
-        price_usd_per_hour=0.36,
         reserved_usd=0.0,
         acks=0 if took_s is None else 9,
         times=VmTimes(created_at=BEGAN, joined_at=joined),

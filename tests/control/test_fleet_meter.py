@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from made_intents import made_intent
 from nested import built
 
 from scavenger.control.provisioning.bill import counted_usd, paid_for
@@ -16,7 +17,6 @@ from scavenger.control.training.item_meter import ItemMeter
 from scavenger.domain.configuration import Offer
 from scavenger.domain.cost import LedgerEntry, VmExtras
 from scavenger.domain.intent import HEARD_LATE_S, FleetSpec, Intent, PlacementOption
-from scavenger.domain.vm import VmRequest
 from scavenger.policy.provisioning.fleet_plan import FleetInputs
 from scavenger.policy.provisioning.slots import aggregator_slot
 
@@ -26,25 +26,10 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def intent(spent_usd: float, *, slot: int = 1, attempt: int = 1, state: str = "GONE") -> Intent:
-    request = built(
-        VmRequest,
-        token=f"token-{attempt}-{slot}",
-        owner="me",
-        job_id="job",
-        slot=slot,
-        generation=0,
-        vm="small",
-        zone="fake-1a",
-        spot=False,
-        run_max_s=3600.0,
-    )
-    return built(
-        Intent,
+    return made_intent(
+        {"token": f"token-{attempt}-{slot}", "slot": slot, "zone": "fake-1a"},
         provider="fake",
         region="fake-1",
-        request=request,
-        price_usd_per_hour=0.36,
-        reserved_usd=0.1,
         state=state,
         attempt=attempt,
         spent_usd=spent_usd,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from nested import built
+from made_intents import made_intent
 
 from scavenger.domain.intent import Intent, PlacementOption, VmTimes
-from scavenger.domain.vm import VmRequest
 from scavenger.policy.provisioning.boot_failures import BootFailure, diagnose, last_words, repeated
 from scavenger.policy.provisioning.boots import (
     ESTIMATE_S,
@@ -29,27 +28,18 @@ ENDPOINT = "tcp://203.0.113.7:7000"
 
 
 def intent(slot: int = 0, *, took_s: float | None = None, image: str = "", region: str = "r") -> Intent:
-    request = built(
-        VmRequest,
-        token=f"intent-{slot}",
-        owner="me",
-        job_id="job",
-        slot=slot,
-        generation=0,
-        vm="small",
-        zone="a",
-        spot=False,
-        run_max_s=1e6,
-        user_data="",
-        image=image,
-        disk_gib=20,
-        labels=(),
-        life_s=900.0,
-    )
     joined = None if took_s is None else BEGAN + timedelta(seconds=took_s)
-    return built(
-        Intent,
-        request=request,
+    return made_intent(
+        {
+            "token": f"intent-{slot}",
+            "slot": slot,
+            "run_max_s": 1e6,
+            "user_data": "",
+            "image": image,
+            "disk_gib": 20,
+            "labels": (),
+            "life_s": 900.0,
+        },
         provider="fake",
         region=region,
         price_usd_per_hour=0.1,

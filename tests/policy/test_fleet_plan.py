@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from made_intents import made_intent
 from nested import built
 
 from scavenger.domain.configuration import Offer
 from scavenger.domain.intent import FleetSpec, Intent, IntentState, PlacementOption, VmSlot
-from scavenger.domain.vm import VmPackage, VmRequest
+from scavenger.domain.vm import VmPackage
 from scavenger.policy.provisioning.fleet_plan import (
     SILENT_S,
     AgentSeen,
@@ -59,28 +60,19 @@ BUSY = AgentSeen(joined=True, processes=1)
 
 def intent(slot: int, state: IntentState = "UP", *, generation: int = 0, attempt: int = 1) -> Intent:
     name = f"{slot}.{generation}"
-    request = built(
-        VmRequest,
-        token=name,
-        owner="me",
-        job_id="job",
-        slot=slot,
-        generation=generation,
-        vm="small",
-        zone="a",
-        spot=False,
-        run_max_s=1e6,
-        user_data="",
-        image="",
-        disk_gib=20,
-        labels=(),
-        life_s=900.0,
-    )
-    return built(
-        Intent,
+    return made_intent(
+        {
+            "token": name,
+            "slot": slot,
+            "generation": generation,
+            "run_max_s": 1e6,
+            "user_data": "",
+            "image": "",
+            "disk_gib": 20,
+            "labels": (),
+            "life_s": 900.0,
+        },
         provider="fake",
-        region="r",
-        request=request,
         price_usd_per_hour=0.1,
         reserved_usd=0.0,
         attempt=attempt,

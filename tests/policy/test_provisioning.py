@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_intents import made_intent
 from nested import built, changed
 
 from scavenger.control.provisioning.fleet_agents import ACKNOWLEDGE_S
@@ -23,7 +24,7 @@ from scavenger.domain.intent import (
     RegionSnapshot,
     VmSlot,
 )
-from scavenger.domain.vm import VmRequest, VmSeen
+from scavenger.domain.vm import VmSeen
 from scavenger.policy.provisioning import actions as act
 from scavenger.policy.provisioning.config import Backoff, LookLimits, ProvisioningConfig, VmLimits
 from scavenger.policy.provisioning.decider import DENIED, THROTTLE, decide, ending_of
@@ -49,29 +50,10 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def intent(token: str = "t0", state: Any = "UP", *, slot: int = 0, **more: Any) -> Intent:
-    request = built(
-        VmRequest,
-        token=token,
-        owner=OWNER,
-        job_id="job",
-        slot=slot,
-        generation=0,
-        vm="small",
-        zone="a",
-        spot=True,
-        run_max_s=3600.0,
-    )
     ending = "unwanted" if state == "DELETING" else ""
     known = {"instance_id": "" if state == "PLAN" else f"i-{token}", "ending": ending}
-    return built(
-        Intent,
-        provider="sim",
-        region="r",
-        request=request,
-        price_usd_per_hour=0.36,
-        reserved_usd=0.1,
-        state=state,
-        **known | more,
+    return made_intent(
+        {"token": token, "owner": OWNER, "slot": slot, "spot": True}, state=state, **known | more
     )
 
 

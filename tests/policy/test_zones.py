@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from nested import built
+from made_intents import made_intent
 
 from scavenger.domain.intent import Intent
-from scavenger.domain.vm import VmRequest
 from scavenger.policy.provisioning.slots import aggregator_slot
 from scavenger.policy.provisioning.zones import common_first, workers_elsewhere
 
@@ -21,26 +20,10 @@ def test_zones_that_have_all_types_come_first_each_types_order_besides() -> None
 
 
 def intent(slot: int, zone: str, state: Any = "UP") -> Intent:
-    request = built(
-        VmRequest,
-        token=f"{slot}{zone}",
-        owner="me",
-        job_id="job",
-        slot=slot,
-        generation=0,
-        vm="small",
-        zone=zone,
-        spot=False,
-        run_max_s=60.0,
-    )
-    return built(
-        Intent,
-        provider="sim",
-        region="r",
-        request=request,
+    return made_intent(
+        {"token": f"{slot}{zone}", "slot": slot, "zone": zone, "run_max_s": 60.0},
         state=state,
         price_usd_per_hour=1.0,
-        reserved_usd=0.1,
     )
 
 

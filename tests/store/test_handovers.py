@@ -11,11 +11,12 @@ from uuid import uuid4
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from made_intents import made_intent
 from nested import built
 from properties import examples
 
 from scavenger.domain.intent import Fence, FleetSpec, Handover, Intent, PlacementOption, VmSlot
-from scavenger.domain.vm import VmRequest, VmSeen
+from scavenger.domain.vm import VmSeen
 from scavenger.store import Store
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -51,18 +52,7 @@ class Bench:
 
     def launched(self, job: str, slot: int = 1) -> Intent:
         token = str(uuid4())
-        request = built(
-            VmRequest, token=token, owner="me", job_id=job, slot=slot, generation=0, vm="small", zone="a",
-            spot=False, run_max_s=3600.0,
-        )  # fmt: skip
-        intent = built(
-            Intent,
-            provider="sim",
-            region="region-1",
-            request=request,
-            price_usd_per_hour=0.36,
-            reserved_usd=0.1,
-        )
+        intent = made_intent({"token": token, "job_id": job, "slot": slot}, region="region-1")
         assert self.store.write_intent(self.fence, intent)
         self.store.mark_up(self.fence, token, self.vm(token, self.now))
         self.store.acknowledge_vm(token)

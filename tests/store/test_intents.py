@@ -13,6 +13,7 @@ from uuid import uuid4
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from made_intents import made_intent
 from nested import built, changed
 from properties import examples
 from provisioning_store import MemoryStore
@@ -21,7 +22,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from scavenger.domain.intent import HEARD_LATE_S, Fence, FleetSpec, Intent, PlacementOption, VmSlot
-from scavenger.domain.vm import VmRequest, VmSeen
+from scavenger.domain.vm import VmSeen
 from scavenger.errors import ConfigurationError, StoreError
 from scavenger.store import Store
 from scavenger.store.intent_rows import fleet_spec_document, fleet_spec_of, intent_of, row_of
@@ -63,25 +64,16 @@ class Bench:
 
     def intent(self, slot: int = 0, generation: int = 0, reserved_usd: float = 0.1, **more: Any) -> Intent:
         token = str(uuid4())
-        request = built(
-            VmRequest,
-            token=token,
-            owner="me",
-            job_id=self.job_id,
-            slot=slot,
-            generation=generation,
-            vm="small",
-            zone="a",
-            spot=True,
-            run_max_s=3600.0,
-            labels=(("a", "b"),),
-        )
-        return built(
-            Intent,
-            provider="sim",
+        return made_intent(
+            {
+                "token": token,
+                "job_id": self.job_id,
+                "slot": slot,
+                "generation": generation,
+                "spot": True,
+                "labels": (("a", "b"),),
+            },
             region="region-1",
-            request=request,
-            price_usd_per_hour=0.36,
             reserved_usd=reserved_usd,
             **more,
         )
