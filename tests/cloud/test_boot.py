@@ -20,7 +20,8 @@ import pytest
 from aws_live import LiveAws
 from aws_world import VM, Session
 from machines import ROOT, Machine, Machines, left, needs_machines, sweep
-from nested import built, changed
+from made_intents import made_request
+from nested import changed
 from waiting import eventually, wait_for
 
 from scavenger.cloud.aws.provider import AwsProvider
@@ -59,18 +60,7 @@ def archive(script: str, name: object = 0, **limits: Any) -> str:
 
 
 def request_of(vm: str, zone: str, name: object = 0) -> VmRequest:
-    return built(
-        VmRequest,
-        token=token_of(name),
-        owner=OWNER,
-        job_id="job-7",
-        slot=0,
-        generation=0,
-        vm=vm,
-        zone=zone,
-        spot=False,
-        run_max_s=3_600.0,
-    )
+    return made_request(token=token_of(name), owner=OWNER, job_id="job-7", vm=vm, zone=zone)
 
 
 # The script

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
-from nested import built
+from made_intents import made_request
 
 pytest.importorskip("google.cloud.compute_v1")
 pytest.importorskip("googleapiclient")
@@ -399,15 +399,4 @@ def test_missing_credentials_are_told_with_the_way_to_some() -> None:
 
 
 def make_request_in(zone: str) -> VmRequest:
-    return built(
-        VmRequest,
-        token=token_of("hang"),
-        owner=OWNER,
-        job_id="job",
-        slot=0,
-        generation=0,
-        vm="e2-standard-4",
-        zone=zone,
-        spot=False,
-        run_max_s=3_600.0,
-    )
+    return made_request(token=token_of("hang"), owner=OWNER, vm="e2-standard-4", zone=zone)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aws_server import AwsServer
 from aws_world import Session, make_provider, server, session, started
-from nested import built
+from made_intents import made_request
 
 from scavenger.cloud.aws.inspection import AwsInspection
 from scavenger.control.places import inspection as inspection_module
@@ -30,19 +30,7 @@ AWS, GCP = Infra("aws", "us-east-1"), Infra("gcp", "us-central1")
 
 
 def request_of(vm: str, zone: str, **more: Any) -> VmRequest:
-    return built(
-        VmRequest,
-        token=token_of("doctor"),
-        owner="me",
-        job_id="doctor",
-        slot=0,
-        generation=0,
-        vm=vm,
-        zone=zone,
-        spot=False,
-        run_max_s=3600.0,
-        **more,
-    )
+    return made_request(token=token_of("doctor"), job_id="doctor", vm=vm, zone=zone, **more)
 
 
 # EC2

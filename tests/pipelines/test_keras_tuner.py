@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +12,7 @@ import keras_tuner
 import numpy as np
 import pipeline_code
 import pytest
+from killed_examples import run_again_after_a_kill
 from studies import put_on_record
 
 from scavenger import Client, Job
@@ -199,24 +196,9 @@ def test_executions_of_a_trial_differ_by_their_seeds(client: Client, tmp_path: P
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_example_goes_on_after_it_was_killed_within_its_budget(tmp_path: Path) -> None:
-    for name in ("search.py", "train.py"):
-        (tmp_path / name).write_text((EXAMPLE / name).read_text())
     env = {**os.environ, "SCAVENGER_LOCAL_PRICE": "0.1"}
-    command = [sys.executable, "search.py", "3"]
+    second = run_again_after_a_kill(tmp_path, EXAMPLE, 3, env, told="Running Trial #2", midst_s=0.5)
 
-    with (tmp_path / "first.log").open("w") as log:
-        first = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=log, stdout=log)
-        until = time.monotonic() + 200
-        while "Running Trial #2" not in (tmp_path / "first.log").read_text():
-            assert first.poll() is None, (tmp_path / "first.log").read_text()[-2000:]
-            assert time.monotonic() < until
-            time.sleep(0.1)
-        time.sleep(0.5)  # in the midst of the second trial
-        first.send_signal(signal.SIGKILL)
-        first.wait()
-    second = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-
-    assert second.returncode == 0, second.stderr[-3000:]
     assert "Study digits: 3 trials for $" in second.stdout
     assert "units" in second.stdout.splitlines()[-1]
     with Client(store=f"sqlite:///{tmp_path}/jobs.db") as client:

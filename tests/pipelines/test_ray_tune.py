@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from killed_examples import run_again_after_a_kill
 
 from scavenger import Client
 from scavenger.domain.operation import ScaleTo
@@ -92,26 +91,10 @@ def test_the_promising_trial_gets_the_workers_of_the_one_that_is_stopped(
 def test_the_example_goes_on_after_it_was_killed_within_its_budget(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    for name in ("search.py", "train.py"):
-        (tmp_path / name).write_text((EXAMPLE / name).read_text())
-    command = [sys.executable, "search.py", "3"]
-    with (tmp_path / "first.log").open("w") as log:
-        first = subprocess.Popen(
-            command, cwd=tmp_path, env=environment, stderr=log, stdout=log, start_new_session=True
-        )
-        until = time.monotonic() + 300
-        while "completed after" not in (tmp_path / "first.log").read_text():
-            assert first.poll() is None, (tmp_path / "first.log").read_text()[-2000:]
-            assert time.monotonic() < until
-            time.sleep(0.2)
-        first.send_signal(signal.SIGKILL)
-        first.wait()
-    time.sleep(5.0)  # Ray's processes see that their driver is gone
-    second = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    second = run_again_after_a_kill(
+        tmp_path, EXAMPLE, 3, environment, told="completed after", midst_s=0.0, gone_s=5.0
     )
 
-    assert second.returncode == 0, second.stderr[-3000:]
     assert "Study digits: " in second.stdout
     with Client(store=f"sqlite:///{tmp_path}/jobs.db") as client:
         study = client.study("digits", budget=1)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import optuna
 import pipeline_code
 import pytest
+from killed_examples import run_again_after_a_kill
 from sqlalchemy import create_engine, text
 from studies import put_on_record
 
@@ -196,26 +195,9 @@ class TestOptuna:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_example_goes_on_after_it_was_killed(tmp_path: Path) -> None:
-    for name in ("search.py", "train.py"):
-        (tmp_path / name).write_text((EXAMPLE / name).read_text())
     env = {**os.environ, "SCAVENGER_LOCAL_PRICE": "0.1"}
-    command = [sys.executable, "search.py", "4"]
+    second = run_again_after_a_kill(tmp_path, EXAMPLE, 4, env, told="Trial 0 finished", midst_s=2.0)
 
-    with (tmp_path / "first.log").open("w") as log:
-        first = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=log, stdout=log)
-        until = time.monotonic() + 300
-        while "Trial 0 finished" not in (tmp_path / "first.log").read_text():
-            assert first.poll() is None, (tmp_path / "first.log").read_text()[-2000:]
-            assert time.monotonic() < until
-            time.sleep(0.2)
-        time.sleep(2.0)  # in the midst of the second trial
-        first.send_signal(signal.SIGKILL)
-        first.wait()
-    second = subprocess.run(
-        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=500, check=False
-    )
-
-    assert second.returncode == 0, second.stderr[-3000:]
     url = f"sqlite:///{tmp_path}/jobs.db"
     with Client(store=url) as client:
         study = client.study("digits", budget=1)

@@ -28,6 +28,11 @@ _INTENT: dict[str, Any] = {
 }
 
 
+def made_request(**asked: Any) -> VmRequest:
+    """The launch of a VM; `asked` are its fields, and those of its tags, template and settings."""
+    return built(VmRequest, **_ASKED | asked)
+
+
 def made_intent(asked: dict[str, Any], /, **more: Any) -> Intent:
-    """An intent; `asked` are fields of its request and the parts of that, `more` its own and those of its charges."""
-    return built(Intent, request=built(VmRequest, **_ASKED | asked), **_INTENT | more)
+    """An intent; `asked` are fields of its request, `more` its own and those of its charges."""
+    return built(Intent, request=made_request(**asked), **_INTENT | more)
