@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.figures import Benchmark, Result, Spread
 from benchmarks.public_steps import DATA
-from benchmarks.real_pool import Kind, RealPool, kinds, real_pool
+from benchmarks.real_pool import Kind, RealPool, Steps, kinds, real_pool
 from scavenger.domain.curve import FloatArray
 from scavenger.scheduler.jobs.allotting import Rules
 from scavenger.scheduler.jobs.policy_table import POLICIES
@@ -111,9 +111,9 @@ def works(count: int) -> list[tuple[Kind, int]]:
 
 def _learned(folder: Path) -> Path:
     """A store in which a job of each kind has run, so that those that follow search nothing."""
-    with real_pool(folder, 4 * len(_KINDS), "even") as pool:
+    with real_pool(folder, MOST * len(_KINDS), "even") as pool:
         for number, kind in enumerate(kinds(_KINDS, MOST)):
-            spec = kind.spec(epochs=2, epoch_s=_EPOCH_S, workers=(1, 2, 4), elastic=(1, 4))
+            spec = kind.spec(epochs=2, epoch_s=_EPOCH_S, workers=(1, 2, 4, MOST), elastic=(1, MOST))
             pool.submit(f"first-{number}", spec)
         pool.wait(lambda: pool.ended(*pool.jobs), _LIMIT_S)
     return folder / "store.db"
@@ -139,6 +139,7 @@ def _played(folder: Path, policy: str, jobs: Sequence[tuple[Kind, int]], slots: 
     with real_pool(folder, slots, policy if elastic else "fifo", known) as pool:
         busy = _submit_each(pool, specs)
         ran = _read(pool, [kind.batch * kind.rates[ASKED - 1] for kind, _ in jobs], busy)
+        played = [_rates(kind, pool.steps(job)) for job, (kind, _) in zip(pool.jobs, jobs, strict=True)]
     whole = np.ones(len(jobs), dtype=np.int64)
     claims = Claims(
         user=0 * whole,
@@ -149,7 +150,7 @@ def _played(folder: Path, policy: str, jobs: Sequence[tuple[Kind, int]], slots: 
         most=span[1] * whole,
         curve=np.arange(len(jobs)),
     )
-    curves = Curves(np.stack([np.r_[0.0, np.multiply(kind.rates, kind.batch)] for kind, _ in jobs]))
+    curves = Curves(np.stack([np.r_[0.0, rates] for rates in played]))
     work = np.array([epochs * kind.samples(_EPOCH_S) for kind, epochs in jobs], dtype=np.float64)
     nothing = np.zeros(len(jobs))
     workload = Workload(
@@ -164,6 +165,14 @@ def _played(folder: Path, policy: str, jobs: Sequence[tuple[Kind, int]], slots: 
     )
     rules = Rules(POLICIES[policy if elastic else "fifo"])
     return replace(ran, simulated=simulate(workload, Nodes.of(slots), rules, rests=True))
+
+
+def _rates(kind: Kind, steps: Steps) -> FloatArray:
+    """Samples a second with 1, 2, ... workers: the steps that are played, and what their exchange took besides."""
+    step_s = 1.0 / np.array(kind.rates)
+    besides_s = max(0.0, float(np.median(steps.took_s - step_s[steps.workers.astype(int) - 1])))
+    rates: FloatArray = kind.batch / (step_s + besides_s)
+    return rates
 
 
 def _keras(folder: Path, policy: str) -> Ran:
@@ -297,8 +306,8 @@ _REMARKS = (
     "mean: from submission to end; static: four workers each, in order; of Keras one",
     f"as fast as static: share of the time until the last job's end, in parts of {BIN_S:g} s; speeds are relative to "
     "each job's with four workers",
-    "virtual mean: `simulate` with the curves that are played, and the medians of what the run's begins and ends, "
-    "changes and starts of workers took; a job off by: at most, of its time",
+    "virtual mean: `simulate` with the curves that are played, to which what exchanges took is added, and the medians "
+    "of what the run's begins and ends, changes and starts of workers took; a job off by: at most, of its time",
     "server: processor time over all, and in the longest time in which nothing changed",
 )
 
