@@ -13,7 +13,8 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nested import built, changed
+from made_intents import made_request
+from nested import changed
 
 from scavenger.cloud.boot.boot import Join, boot_script
 from scavenger.cloud.boot.package import own_package
@@ -22,18 +23,7 @@ from scavenger.domain.vm import VmPackage, VmRequest
 from scavenger.errors import ConfigurationError
 from scavenger.testing.provider_conformance import token_of
 
-REQUEST = built(
-    VmRequest,
-    token=token_of(0),
-    owner="o",
-    job_id="job",
-    slot=0,
-    generation=0,
-    vm="c5.large",
-    zone="us-east-1a",
-    spot=False,
-    run_max_s=3_600.0,
-)
+REQUEST = made_request(token=token_of(0), owner="o", vm="c5.large", zone="us-east-1a")
 
 
 def parts(request: VmRequest) -> list[tuple[str, str]]:

@@ -579,30 +579,22 @@ class SparesAfterRollBack(i.Initialization):
 
 
 @pytest.mark.parametrize(
-    "broken",
+    ("broken", "moving"),
     [
-        AsksAtOnce,
-        KeepsHalves,
-        ForgetsTheSource,
-        Recovers,
-        BelievesTheDead,
-        GoesOnAlone,
+        (AsksAtOnce, False),
+        (KeepsHalves, False),
+        (ForgetsTheSource, False),
+        (Recovers, False),
+        (BelievesTheDead, False),
+        (GoesOnAlone, False),
+        (SparesForEver, True),
+        (SparesAfterRollBack, True),
     ],
 )
-def test_the_simulation_catches_a_machine_that(broken: type[i.Initialization]) -> None:
+def test_the_simulation_catches_a_machine_that(broken: type[i.Initialization], moving: bool) -> None:
     for seed in range(3000):
         try:
-            Job(seed, broken).run()
-        except AssertionError:
-            return
-    pytest.fail("no schedule shows it")
-
-
-@pytest.mark.parametrize("broken", [SparesForEver, SparesAfterRollBack])
-def test_the_simulation_of_moves_catches_a_machine_that(broken: type[i.Initialization]) -> None:
-    for seed in range(300):
-        try:
-            Job(seed, broken, moving=True).run()
+            Job(seed, broken, moving=moving).run()
         except AssertionError:
             return
     pytest.fail("no schedule shows it")

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import Any
 
+from made_intents import made_request
 from nested import built, changed
 from provisioning_cloud import CALM, EPOCH, ZONES, SimulatedCloud, ViolationError, Vm, Weather
 from provisioning_store import MemoryStore
@@ -22,7 +23,6 @@ from provisioning_store import MemoryStore
 from scavenger.control.provisioning.ports import Steps
 from scavenger.control.provisioning.reconciler import Reconciler
 from scavenger.domain.intent import FleetSpec, Intent, PlacementOption, VmSlot
-from scavenger.domain.vm import VmRequest
 from scavenger.errors import ScavengerError, StoreBusyError
 from scavenger.policy.provisioning.actions import Alarm
 from scavenger.policy.provisioning.config import Backoff, LookLimits, ProvisioningConfig, RetryWaits, VmLimits
@@ -253,18 +253,7 @@ class World:
 
     def _strangers(self) -> None:
         """VMs of somebody else, some with tags much like ours; and one of ours that the store has forgotten."""
-        other = built(
-            VmRequest,
-            token="t-other",
-            owner="somebody",
-            job_id="job",
-            slot=0,
-            generation=0,
-            vm="small",
-            zone="a",
-            spot=False,
-            run_max_s=1e9,
-        )
+        other = made_request(token="t-other", owner="somebody", run_max_s=1e9)
         for request in (other, changed(other, token="", owner="scavenger-me2")):
             self.cloud.foreign.add(self.cloud.add(request).id)
         if self.random.random() < 0.2:
