@@ -14,7 +14,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays, scalar_dtypes
+from hypothesis.extra.numpy import (
+    arrays,
+    boolean_dtypes,
+    floating_dtypes,
+    integer_dtypes,
+    unsigned_integer_dtypes,
+)
 from waiting import eventually
 
 from scavenger.errors import ConfigurationError, NonFiniteError, TrainingCodeError, WorkersLostError
@@ -33,7 +39,9 @@ _WITHIN_S = 60.0
 
 # ---- payloads ----------------------------------------------------------------------------------------------
 
-numbers = scalar_dtypes().filter(lambda dtype: dtype.kind in "fiub" and dtype.itemsize <= 8)
+numbers = (
+    boolean_dtypes() | integer_dtypes() | unsigned_integer_dtypes() | floating_dtypes(sizes=(16, 32, 64))
+)
 tensors = st.dictionaries(
     st.text(max_size=5), numbers.flatmap(lambda d: arrays(d, (2, 3)) | arrays(d, ()) | arrays(d, 0))
 )
