@@ -465,7 +465,7 @@ def test_a_program_stays_where_it_is_if_its_start_takes_longer_than_a_change_sav
 
     assert isinstance(here.choice, Choice)
     assert here.choice.configuration == trainer.configuration != other.configuration
-    assert "takes a pause of 1,100,000 s" in here.choice.reason  # the mean of what it may be
+    assert "is not worth a pause of 1,100,000 s" in here.choice.reason  # the mean of what it may be
     anew = decide(
         here.model,
         trainer,
