@@ -63,4 +63,4 @@ def test_an_order_and_what_a_worker_needs_of_a_view_are_small(
 ) -> None:
     _, (_, orders, view) = costs
     assert orders / MANY < 20
-    assert view / MANY < 100
+    assert view / MANY < 150  # once a view, with the names of its fields

@@ -481,6 +481,8 @@ class JobRun:
         try:
             if save and self._upkeep is not None and not self._closed:
                 self._upkeep.save(in_haste=in_haste, wanted=self._save_wanted)
+                if self.lost and self._seat is not None:
+                    self._seat.pausing()  # on record before its end: it waits again, whoever is killed until then
         finally:
             self._closed = True
             try:
