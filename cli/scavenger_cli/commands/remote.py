@@ -18,13 +18,14 @@ from scavenger_cli.commands.driving import refuse_to_ask_nobody, show_report
 from scavenger_cli.commands.logs import show_lines
 from scavenger_cli.commands.previewing import show_preview
 from scavenger_cli.commands.queue import await_begin
+from scavenger_cli.options import Detach
 from scavenger_cli.ui import console
 
 if TYPE_CHECKING:
     from scavenger.api.calls import Remote
     from scavenger.domain.overrides import Overrides, Renewal
     from scavenger.store.records import JobRecord
-    from scavenger_cli.options import Detach, Invocation
+    from scavenger_cli.options import Invocation
 
 
 class RemoteRun:
