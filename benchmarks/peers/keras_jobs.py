@@ -40,6 +40,12 @@ def mlp_sgd() -> KerasJob:
     return _job(mlp_model(), keras.optimizers.SGD(shapes.LEARNING_RATE))
 
 
+def quarter_sgd() -> KerasJob:
+    """A quarter of the parameters, with plain SGD."""
+    model = mlp_model(shapes.QUARTER_INPUTS, shapes.QUARTER_WIDTHS)
+    return _job(model, keras.optimizers.SGD(shapes.LEARNING_RATE))
+
+
 def cnn() -> KerasJob:
     """With Adam."""
     return _job(cnn_model(), keras.optimizers.Adam(shapes.LEARNING_RATE))

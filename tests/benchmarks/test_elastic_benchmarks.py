@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,3 +122,16 @@ def test_a_peer_that_fails_says_why() -> None:
 def test_a_delay_is_what_steps_took_beyond_as_many_ordinary_ones() -> None:
     assert delay_s([0.5, 0.25, 0.25], [0.25, 0.125, 5.0]) == pytest.approx(0.25)
     assert delay_s([0.125, 0.25], [0.25]) == pytest.approx(-0.125)
+
+
+def test_each_network_that_a_benchmark_names_is_there() -> None:
+    """They are named by text, which processes of a job import."""
+    sources = [path.read_text() for path in Path(shapes.__file__).parents[1].glob("*.py")]
+    named = {name for text in sources for name in re.findall(r'keras_jobs:(\w+)"', text)}
+    for text in sources:
+        if 'keras_jobs:{_NETWORK}_sgd"' in text:
+            named |= {f"{name}_sgd" for name in re.findall(r'^_NETWORK\b.* = "(\w+)"', text, re.MULTILINE)}
+    jobs = ast.parse((Path(shapes.__file__).parent / "keras_jobs.py").read_text())
+
+    assert named >= {"mlp", "cnn", "quarter_sgd"}
+    assert named <= {node.name for node in jobs.body if isinstance(node, ast.FunctionDef)}
