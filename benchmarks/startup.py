@@ -29,6 +29,21 @@ _COMMANDS = {
 }
 
 
+_PLAIN = """
+import os, sys, keras
+sys.path.insert(0, sys.argv[1])
+import train
+
+class End(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        os._exit(0)
+
+job = train.job()
+job.model.fit(*job.train, batch_size=32, verbose=0, callbacks=[End()])
+"""
+"""What the first step takes without Scavenger: the same job, by Keras."""
+
+
 def _processor_s(command: subprocess.Popen[bytes]) -> float:
     """Processor seconds of a command and of all that it has started, as far as it still runs or was waited for."""
     used = 0.0
@@ -121,7 +136,15 @@ def run(repetitions: int, work_dir: Path) -> Result:
     for name, what in (("step", "its first step"), ("measurement", "the first configuration is measured")):
         rows.append((f"scavenger optimize, until {what}", str(first[name].count), first[name].text() + " s"))
     rows.append(("processor time until its first step", str(len(firsts)), first["processor"].text() + " s"))
+    folder, plain_s = job_file("digits").parent, list[float]()
+    for _ in firsts:
+        begin = time.perf_counter()
+        subprocess.run([sys.executable, "-c", _PLAIN, folder], check=True, capture_output=True)
+        plain_s.append(time.perf_counter() - begin)
+    plain = Spread.of(plain_s)
+    rows.append(("plain Keras, the same job until its first step", str(plain.count), plain.text() + " s"))
     first_s = first["step"].median
+    figures["plain_s"] = plain
     figures["first"] = {f"{name}_s": spread for name, spread in first.items()}
     worst = 0
     for example in EXAMPLES:
@@ -139,7 +162,7 @@ def run(repetitions: int, work_dir: Path) -> Result:
         rows=tuple(rows),
         verdict=f"aim: help within {_AIM_HELP_S * 1e3:.0f} ms: {answer.median * 1e3:.0f} ms, "
         f"{answer.median / bare.median:.1f} times the bare interpreter; a first step within {_AIM_FIRST_S:g} s: "
-        f"{first_s:.1f} s; every process below "
+        f"{first_s:.1f} s, {first_s / plain.median:.1f} times plain Keras; every process below "
         f"{_AIM_BYTES * 1e-6:.0f} MB: largest {worst * 1e-6:.0f} MB",
         figures=figures,
         remarks=(

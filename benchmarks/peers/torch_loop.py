@@ -29,9 +29,9 @@ def _train(network: str) -> None:
     elastic = Elastic(model, optimizer)
     job = loop.init([steps * batch_size] * 2, state=elastic.state, load=elastic.load)
     for _ in job.epochs(1):
-        for _ in job.batches(batch_size):
+        for batch in job.batches(batch_size):
             elastic.zero_grad()
-            loss = loss_of(model(x), y)
+            loss = loss_of(model(x[: len(batch)]), y[: len(batch)])
             loss.backward()
             elastic.step(job)
             job.notify_batch_end()

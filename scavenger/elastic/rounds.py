@@ -100,6 +100,11 @@ class Rounds:
         return self._following.keys()
 
     @property
+    def followed(self) -> int:
+        """The newest step that all of them have applied."""
+        return min(self._following.values(), default=self.step)
+
+    @property
     def missing(self) -> tuple[str, ...]:
         """Members that the round waits for."""
         return tuple(name for name in self._members if name not in self._pushed and name not in self._idle)

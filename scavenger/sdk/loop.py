@@ -40,6 +40,7 @@ __all__ = [
     "Progress",
     "Source",
     "Step",
+    "borrows",
     "connect",
     "init",
 ]
@@ -162,6 +163,18 @@ class Link(Protocol):
     def boundary(self, epoch: int, samples: int, loss: float | None, *, over: bool) -> None:
         """Report that the step is applied; if the epoch is `over`, messages wait for what the worker does next."""
         ...
+
+
+Load = Callable[[Any, dict[str, Array]], None]
+
+
+def borrows(load: Load) -> Load:
+    """Mark a method for `init(load=...)` that keeps none of the arrays: it gets them without a copy.
+
+    They hold until it returns, and must not be written to.
+    """
+    load.borrows = True  # type: ignore[attr-defined]
+    return load
 
 
 _link: Link | None = None

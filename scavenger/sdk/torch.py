@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scavenger.errors import ConfigurationError, NotSupportedError, TrainingCodeError
-from scavenger.sdk.loop import STATISTICS, Job
+from scavenger.sdk.loop import STATISTICS, Job, borrows
 
 try:
     import torch
@@ -392,6 +392,7 @@ class Elastic:
         found["settings"] = np.frombuffer(json.dumps(_encoded(settings)).encode(), np.uint8)
         return found
 
+    @borrows
     def load(self, state: Mapping[str, Array]) -> None:
         """Restore what `state` returned.
 
@@ -399,7 +400,7 @@ class Elastic:
             TrainingCodeError: If this worker's optimizer has other groups than the state.
         """
         model = {
-            name.removeprefix("model/"): torch.from_numpy(np.array(array))
+            name.removeprefix("model/"): torch.from_numpy(array if array.flags.writeable else np.array(array))
             for name, array in state.items()
             if name.startswith("model/")
         }

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from scavenger.errors import NotSupportedError, TrainingCodeError
-from scavenger.sdk.loop import Batch, Job
+from scavenger.sdk.loop import Batch, Job, borrows
 from scavenger.sdk.script import ScriptRun
 from scavenger.sdk.script_loop import Described, ElasticLoader, ScriptLoop, told_at
 from scavenger.sdk.torch import Array, Elastic
@@ -201,6 +201,7 @@ class TorchScript(ScriptLoop):
     def _state(self) -> dict[str, Array]:
         return self.replica.state() | {_SCHEDULE: np.array([self._counted, self._done], np.int64)}
 
+    @borrows
     def _load(self, state: dict[str, Array]) -> None:
         self._counted, self._done = (int(number) for number in state[_SCHEDULE])
         self.replica.load({name: array for name, array in state.items() if name != _SCHEDULE})

@@ -21,7 +21,7 @@ from scavenger.models.noise import noise_scale_parts
 from scavenger.sdk import LoopJob
 from scavenger.train.custom_loop import messages as lm
 from scavenger.train.custom_loop.epoch_ends import EpochEnds
-from scavenger.train.custom_loop.exchange import StepMean, SuccessiveSteps
+from scavenger.train.custom_loop.exchange import KeptMeans, StepMean, SuccessiveSteps
 from scavenger.train.custom_loop.gradient_memory import MEAN, STATES, GradientMemory
 from scavenger.train.custom_loop.mean import weighted_mean
 from scavenger.train.custom_loop.reports import EpochLosses, StepInReport, manifest_of
@@ -193,10 +193,10 @@ def test_other_arrays_are_told_apart_in_the_shared_memory(block: int) -> None:
 def test_the_memory_of_a_state_is_given_back_and_that_of_others_stays(block: int) -> None:
     state, gradient = {"w": np.arange(50_000.0)}, lm.headers_of({"w": np.zeros(3)})
     memory, headers = GradientMemory(block), lm.headers_of(state)
-    donor, joiner = memory.of_states(), GradientMemory(block).of_states()
+    joiner = GradientMemory(block).of_states()
     memory.arrays(1, gradient)["w"][:] = 3.0
     for place in (STATES, STATES + 1):
-        np.copyto(donor.arrays(place, headers)["w"], state["w"])
+        memory.put(place, headers, state)
     before = os.fstat(block).st_blocks
 
     memory.give_back(STATES, headers[0].bytes)
@@ -204,3 +204,35 @@ def test_the_memory_of_a_state_is_given_back_and_that_of_others_stays(block: int
     assert os.fstat(block).st_blocks < before - headers[0].bytes // 1024
     np.testing.assert_array_equal(joiner.arrays(STATES + 1, headers)["w"], state["w"])
     assert (memory.arrays(1, gradient)["w"] == 3.0).all()
+
+
+def test_arrays_of_any_shape_are_put_into_the_shared_memory(block: int) -> None:
+    state = {"scalar": np.array(3.5), "none": np.zeros((0, 4)), "turned": np.arange(6.0).reshape(2, 3).T}
+    headers = lm.headers_of(state)
+
+    GradientMemory(block).put(STATES, headers, state)
+
+    for name, array in GradientMemory(block).arrays(STATES, headers).items():
+        np.testing.assert_array_equal(array, state[name])
+
+
+def test_a_mean_lies_in_the_shared_memory_until_all_that_follow_have_applied_it(block: int) -> None:
+    headers = lm.headers_of({"g": np.zeros(50_000)})
+    leader, joiner = GradientMemory(block), GradientMemory(block)
+    kept = KeptMeans(leader)
+    places = {}
+    for step, applied in ((5, 4), (6, 4), (7, 5), (8, 6)):  # it is behind by one step, then by two
+        formed = leader.arrays(MEAN, headers)
+        formed["g"][:] = step
+        mean = StepMean(headers, (), True, formed, {}, 1.0, 1.0, 1)
+        places[step], frames = kept.keep(mean, step, applied)
+        assert not frames
+        for unread in range(applied + 1, step + 1):
+            assert (joiner.arrays(places[unread], headers)["g"] == unread).all()
+    full = os.fstat(block).st_blocks
+
+    assert len(set(places.values())) == 2
+    kept.forget(9)
+    assert os.fstat(block).st_blocks == full  # who follows no more may still have the last one to apply
+    kept.forget(10)
+    assert os.fstat(block).st_blocks < full - headers[0].bytes // 1024

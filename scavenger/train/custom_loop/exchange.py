@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from scavenger.elastic.leases import LeasedSamples
 from scavenger.errors import TrainingCodeError
 from scavenger.models.noise import SuccessiveGradients
 from scavenger.sdk.gradients import GradientSamples
 from scavenger.sdk.loop import STATISTICS
 from scavenger.train.custom_loop import messages as lm
-from scavenger.train.custom_loop.gradient_memory import MEAN
+from scavenger.train.custom_loop.gradient_memory import KEPT, MEAN, GradientMemory
 from scavenger.train.custom_loop.mean import Means, weighted_mean
 from scavenger.train.custom_loop.workers import LoopWorkers
 
@@ -106,6 +108,52 @@ class Exchange:
             noise = self._alone.noise(means)
         compute_s = {worker: entry.compute_s for worker, entry in pushed.items()}
         return StepMean(headers, frames, shared, means.arrays, compute_s, *noise)
+
+
+class KeptMeans:
+    """Means that workers that follow the others have still to apply, each at a place of its own in the shared memory.
+
+    Args:
+        memory: The shared memory; None if there is none.
+    """
+
+    def __init__(self, memory: GradientMemory | None) -> None:
+        self._memory = memory
+        self._steps: dict[int, int] = {}
+        """By place, the step of its mean."""
+        self._bytes = 0
+
+    def keep(self, mean: StepMean, step: int, applied: int) -> tuple[int, Sequence[Any]]:
+        """Copy the mean of a step from where the next one is formed.
+
+        Args:
+            applied: The newest step that all who follow have applied.
+
+        Returns:
+            The place, or `MEAN` and the frames to send, where there is no shared memory or no room in it.
+        """
+        if self._memory is None or not mean.shared:
+            return MEAN, mean.frames
+        free = (place for place, kept in self._steps.items() if kept <= applied)
+        place = next(free, KEPT + len(self._steps))
+        try:
+            arrays = self._memory.arrays(place, mean.headers)
+        except OSError:  # there is no room
+            return MEAN, lm.pack({name: array.copy() for name, array in mean.arrays.items()})[1]
+        for name, array in mean.arrays.items():
+            np.copyto(arrays[name], array)
+        self._steps[place], self._bytes = step, sum(header.bytes for header in mean.headers)
+        return place, []
+
+    def forget(self, step: int) -> None:
+        """Give the memory back once nobody reads it: nobody follows in this step, nor did in the one before.
+
+        Who has become a member has applied all that it followed when it takes part in a step.
+        """
+        if self._memory is not None and self._steps and max(self._steps.values()) < step - 1:
+            for place in self._steps:
+                self._memory.give_back(place, self._bytes)
+            self._steps.clear()
 
 
 class SuccessiveSteps:

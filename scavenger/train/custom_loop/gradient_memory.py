@@ -4,7 +4,7 @@ Place 0 holds the mean, each other place what one worker pushes. A place begins 
 arrays are: they may change from step to step, and some workers are a step ahead of others. The memory between places is
 never touched, so there is none. Nobody writes to a place that another reads: a worker writes once it has the mean of
 the step before, and the mean is written once every member has pushed. Each state that a member donates has a place of
-its own, whose memory is given back when those that join have loaded it.
+its own, whose memory is given back when those that join have loaded it; so has each mean that they have still to apply.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -20,8 +20,8 @@ from scavenger.train.custom_loop.messages import Array, TensorHeader
 
 MEAN = 0
 """The place of the mean."""
-STATES = 1 << 12
-"""The first of the places of states."""
+KEPT, STATES = 1 << 11, 1 << 12
+"""The first of the places of means that some have still to apply, and of states."""
 _ALIGNED = 64
 _PLACE_BYTES = 1 << 36
 """From the begin of a place to that of the next, more than any arrays take."""
@@ -45,6 +45,7 @@ class GradientMemory:
 
     def give_back(self, place: int, size: int) -> None:
         """Give back the memory of a place that nobody reads any more."""
+        self._mapped.pop(place, None)
         if size > 0 and hasattr(mmap, "MADV_REMOVE"):
             with mmap.mmap(self._fd, size, offset=place * _PLACE_BYTES) as block:
                 block.madvise(mmap.MADV_REMOVE)
@@ -62,12 +63,30 @@ class GradientMemory:
             self._mapped[place] = self._map(place, described)
         return self._mapped[place]
 
+    def put(self, place: int, headers: Sequence[TensorHeader], arrays: Mapping[str, Array]) -> None:
+        """Write arrays to a place that nobody has used: memory that is mapped would be cleared before.
+
+        Raises:
+            OSError: If there is no room for them; nothing is left there then.
+        """
+        offsets, size = _laid_out(headers)
+        os.pwrite(
+            self._fd, b"\0", place * _PLACE_BYTES + size - 1
+        )  # what is to be given back has to lie in the file
+        try:
+            for header, offset in zip(headers, offsets, strict=True):
+                left = np.ascontiguousarray(arrays[header.name]).reshape(-1).view(np.uint8).data
+                at = place * _PLACE_BYTES + offset
+                while left:
+                    written = os.pwrite(self._fd, left, at)
+                    left, at = left[written:], at + written
+        except OSError:
+            self.give_back(place, size)
+            raise
+
     def _map(self, place: int, headers: tuple[TensorHeader, ...]) -> dict[str, Array]:
-        offsets, at = [], 0
-        for header in headers:
-            offsets.append(at)
-            at += -(-header.bytes // _ALIGNED) * _ALIGNED
-        size, begin = max(1, at), place * _PLACE_BYTES
+        offsets, size = _laid_out(headers)
+        begin = place * _PLACE_BYTES
         if size > _PLACE_BYTES:
             raise OSError(f"gradients of {size} bytes are more than a worker may have in shared memory")
         os.posix_fallocate(self._fd, begin, size)  # a write beyond what there is would end the process
@@ -78,3 +97,12 @@ class GradientMemory:
             ).reshape(header.shape)
             for header, offset in zip(headers, offsets, strict=True)
         }
+
+
+def _laid_out(headers: Sequence[TensorHeader]) -> tuple[list[int], int]:
+    """Where each array of a place begins, and how many bytes all take, at least one."""
+    offsets, at = [], 0
+    for header in headers:
+        offsets.append(at)
+        at += -(-header.bytes // _ALIGNED) * _ALIGNED
+    return offsets, max(1, at)

@@ -166,6 +166,7 @@ class MeanMessage(_Message, frozen=True):
     """Mean of a step's gradients, which follows or is in the shared memory; see `scavenger.elastic.rounds.Publish`.
 
     The share and the factor are as in `StartMessage`, and hold from the next step on. The step has so many `samples`.
+    One that is shared is at a `place` of its own for a worker that follows the others, and may be behind them.
     If told to `compare`, the worker sums up its replica after the step.
     """
 
@@ -180,6 +181,7 @@ class MeanMessage(_Message, frozen=True):
     shared: bool = False
     samples: int = 0
     compare: bool = False
+    place: int = 0
 
 
 class OverMessage(_Message, frozen=True):

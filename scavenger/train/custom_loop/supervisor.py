@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import msgspec
+
 from scavenger.elastic import recovery
 from scavenger.elastic import round_events as r
 from scavenger.elastic.leases import EpochCommitted, Found, Grant, LeaseAttempt, LeasedSamples
@@ -28,8 +30,8 @@ from scavenger.errors import (
 from scavenger.train.custom_loop import messages as lm
 from scavenger.train.custom_loop.comparing import COMPARED_AFTER
 from scavenger.train.custom_loop.epoch_ends import EpochEnds
-from scavenger.train.custom_loop.exchange import Exchange, StepMean, unpack
-from scavenger.train.custom_loop.gradient_memory import STATES
+from scavenger.train.custom_loop.exchange import Exchange, KeptMeans, StepMean, unpack
+from scavenger.train.custom_loop.gradient_memory import MEAN, STATES
 from scavenger.train.custom_loop.reports import (
     EpochLosses,
     Replicas,
@@ -49,8 +51,9 @@ from scavenger.train.supervisor.without_aggregators import WithoutAggregators
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.messages import Failed
 
-BEHIND_MIN, BEHIND_MAX, BEHIND_BYTES = 2, 20, 256 << 20
-"""By how many steps a worker that joins may be behind, and how many bytes of means may lie there for it."""
+BEHIND_MIN, BEHIND_MAX, BEHIND_BYTES, BEHIND_STATES = 2, 20, 256 << 20, 2
+"""By how many steps a worker that joins may be behind; how many bytes of means may lie there for it, and how many
+times the bytes of its state, if that is more: a large state takes long to load."""
 
 
 class LoopSupervisor(WithoutAggregators):
@@ -91,8 +94,11 @@ class LoopSupervisor(WithoutAggregators):
         self._view = 0
         self._exchange = Exchange(workers, measures_alone=waits)
         self._donation: dict[str, lm.Array] = {}
+        self._state_bytes = 0
+        """Of the newest state that was donated."""
         self._states = 0
         """States that members were asked to put into the shared memory."""
+        self._kept_means = KeptMeans(workers.memory)
         self._place_of_state = -1
         self._loading: dict[int, tuple[int, set[str]]] = {}
         """By place of a state its bytes, and who loads it."""
@@ -220,7 +226,7 @@ class LoopSupervisor(WithoutAggregators):
             self._loading[place] = sum(header.bytes for header in donated.tensors), set()
         else:
             state = unpack(name, donated.tensors, frames)
-        self._donation = state
+        self._donation, self._state_bytes = state, sum(header.bytes for header in donated.tensors)
         self._handle(r.Donated(name, donated.step))
         if self._place_of_state < 0:
             self._keep(donated.step, state)
@@ -401,7 +407,8 @@ class LoopSupervisor(WithoutAggregators):
         batch = rounds.in_effect.global_batch_size
         averaged = self._exchange.average(step, action.contributions)
         gradient_bytes = sum(array.nbytes for array in averaged.arrays.values())
-        rounds.behind_max = max(BEHIND_MIN, min(BEHIND_MAX, BEHIND_BYTES // max(1, gradient_bytes)))
+        may_lie = max(BEHIND_BYTES, BEHIND_STATES * self._state_bytes)
+        rounds.behind_max = max(BEHIND_MIN, min(BEHIND_MAX, may_lie // max(1, gradient_bytes)))
         step_time_s = self._watch.timer.stepped(self._clock())
         actions = rounds.handle(r.Averaged(step))
         members: tuple[str, ...] = ()
@@ -422,29 +429,32 @@ class LoopSupervisor(WithoutAggregators):
         view, steps = self._steps_of_view
         self._steps_of_view = (rounds.view, steps + 1 if view == rounds.view else 1)
         compare = len(published.workers) > 1 and (published.over or self._steps_of_view[1] == COMPARED_AFTER)
-        # one that is behind would find another mean in the shared memory
-        copied = (
-            lm.pack({name: array.copy() for name, array in averaged.arrays.items()})
-            if (averaged.shared and published.followers)
-            else (averaged.headers, averaged.frames)
+        mean = lm.MeanMessage(
+            published.step,
+            epoch,
+            published.over,
+            published.view,
+            published.members,
+            averaged.headers,
+            lr_scale=self._lr_scale,
+            shared=averaged.shared,
+            samples=samples,
+            compare=compare,
         )
-        for worker in (*published.workers, *published.followers):
-            follows = worker in published.followers
-            headers, frames = copied if follows else (averaged.headers, averaged.frames)
-            mean = lm.MeanMessage(
-                published.step,
-                epoch,
-                published.over,
-                published.view,
-                published.members,
-                headers,
-                rounds.share(worker),
-                self._lr_scale,
-                averaged.shared and not follows,
-                samples,
-                compare and not follows,
+        frames = averaged.frames
+        for worker in published.workers:
+            told = msgspec.structs.replace(mean, share=rounds.share(worker))
+            self._workers.send(worker, told, frames)
+        if not published.followers:
+            self._kept_means.forget(published.step)
+            return
+        # what is done for those that follow keeps no member waiting
+        place, frames = self._kept_means.keep(averaged, published.step, rounds.followed)
+        for worker in published.followers:
+            told = msgspec.structs.replace(
+                mean, share=rounds.share(worker), shared=place != MEAN, compare=False, place=place
             )
-            self._workers.send(worker, mean, frames)
+            self._workers.send(worker, told, frames)
 
     def _trains(self, worker: str) -> bool:
         """Whether a worker applies the steps."""

@@ -98,7 +98,8 @@ class LoopLink:
         start, frames = self._wait_for(lm.StartMessage)
         if start.load and start.state >= 0 and self._memory is not None:
             shared = self._memory.of_states().arrays(start.state, start.tensors)
-            load({name: array.copy() for name, array in shared.items()})
+            lends = getattr(load, "borrows", False)
+            load(shared if lends else {name: array.copy() for name, array in shared.items()})
         elif start.load:
             load(lm.unpack(start.tensors, frames))
         self.step, self.view = start.step, start.view
@@ -194,7 +195,7 @@ class LoopLink:
     def _decode_step(self, mean: lm.MeanMessage, frames: list[bytes]) -> sdk.Step:
         self.view, self._compare = mean.view, mean.compare
         if mean.shared and self._memory is not None:
-            tensors = self._memory.arrays(MEAN, mean.tensors)
+            tensors = self._memory.arrays(mean.place, mean.tensors)
         else:
             tensors = lm.unpack(mean.tensors, frames)
         return sdk.Step(
@@ -243,8 +244,7 @@ class LoopLink:
         if place >= 0 and self._memory is not None:
             headers = lm.headers_of(state)
             with contextlib.suppress(OSError):  # there is no room
-                for name, array in self._memory.of_states().arrays(place, headers).items():
-                    np.copyto(array, state[name])
+                self._memory.put(place, headers, state)
                 self._send(lm.DonatedState(self.step, headers, place))
                 return
         headers, frames = lm.pack(state)
