@@ -145,6 +145,15 @@ def test_every_update_of_a_progress_bar_is_a_line_however_output_arrives(
     assert found == bars
 
 
+def test_lines_that_are_read_at_once_were_written_one_after_the_other() -> None:
+    lines = Lines()
+
+    assert lines.timed(b"a\nb\n", 10.0) == [("a", 10.0), ("b", 10.0)]  # since when is not known
+    assert lines.timed(b"c\n", 10.5) == [("c", 10.5)]
+    assert lines.timed(b"d\ne\nf", 11.5) == [("d", 11.0), ("e", 11.5)]
+    assert lines.timed(b"g\n", 12.0) == [("fg", 12.0)]
+
+
 def test_a_line_tells_of_all_its_steps_and_then_of_the_end_of_their_epoch() -> None:
     patterns = LogPatterns(
         [

@@ -179,9 +179,9 @@ class CommandHost:
                 now, self._wrote = time.monotonic(), True
                 sys.stdout.buffer.write(data)
                 sys.stdout.buffer.flush()
-                for line in lines.take(data):
+                for line, written_s in lines.timed(data, now):
                     self._last.append(line)
-                    self._told.extend(patterns.read(line, now))
+                    self._told.extend(patterns.read(line, written_s))
             for line in lines.rest():
                 self._last.append(line)
                 self._told.extend(patterns.read(line, time.monotonic()))

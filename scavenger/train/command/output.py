@@ -31,6 +31,20 @@ class Lines:
 
     def __init__(self) -> None:
         self._rest = b""
+        self._read_s: float | None = None
+
+    def timed(self, data: bytes, now: float) -> list[tuple[str, float]]:
+        """The lines of `take`, each with the time at which it was written, as far as that is known.
+
+        A reader on a busy machine gets several lines at once. They were written one after the other since it read
+        before: steps of which only the first took any time would have a median of 0.
+
+        Args:
+            now: Of this read, monotonic seconds.
+        """
+        since, self._read_s = now if self._read_s is None else self._read_s, now
+        lines = self.take(data)
+        return [(line, since + (now - since) * number / len(lines)) for number, line in enumerate(lines, 1)]
 
     def take(self, data: bytes) -> list[str]:
         """The lines that end in some output, without what colours them; see `rest`."""
