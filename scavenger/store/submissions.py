@@ -239,15 +239,6 @@ class SubmissionsPart(Part):
             session.flush()
             return _submission(row)
 
-    def delete_submissions(self, ids: Collection[str]) -> None:
-        """Delete submissions that have ended; others are left alone. The jobs themselves stay on record."""
-        with self._database.writing() as session:
-            session.execute(
-                delete(SubmissionRow).where(
-                    SubmissionRow.id.in_(ids), SubmissionRow.state.not_in(OPEN_SUBMISSIONS)
-                )
-            )
-
     # ---- servers and runners -------------------------------------------------------------------------------
 
     def backlog(self, host: str, uid: int, since: datetime | None) -> Backlog:

@@ -103,7 +103,6 @@ class TestSpending:
         end(store, job.id)
         store.end_submission(fence, job.id, "")
         store.delete_jobs([job.id])
-        store.delete_submissions([job.id])
 
         assert store.spending(since) == Spending({"ann": 6.0}, {})
 

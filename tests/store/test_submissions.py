@@ -274,13 +274,6 @@ class TestCancelling:
         assert store.cancel(running.id, "late").reason == "interrupted"  # type: ignore[union-attr]
         assert store.cancel("none", "") is None
 
-    def test_records_of_what_ended_are_deleted_and_of_the_rest_kept(self, store: Store) -> None:
-        waiting, ended = store.submit(JOB), store.submit(JOB)
-        store.cancel(ended.id, "")
-        store.delete_submissions([waiting.id, ended.id])
-
-        assert [job.id for job in store.submissions()] == [waiting.id]
-
 
 class TestBacklog:
     def test_a_file_that_a_live_job_uses_is_told(self, store: Store) -> None:
