@@ -1,15 +1,17 @@
-"""What is promised of GPUs, on a machine that has some: placement, times beside plain Keras, memory, a whole job."""
+"""What is promised of GPUs, on a machine that has some: placement, times beside plain Keras and DDP, memory, a job."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import Benchmark, Result
+from benchmarks import loop_step
+from benchmarks.figures import Benchmark, Result, Spread
 from benchmarks.gpu_steps import measured
 from benchmarks.live import job_file
 from scavenger.control.job_file.load import load_job, override_job
@@ -19,7 +21,8 @@ from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Observer
 from scavenger.errors import ScavengerError
 from scavenger.store import Store
-from scavenger.train.devices import Devices, find_devices, has_driver
+from scavenger.train.devices import Devices, driver_gpus, find_devices, has_driver
+from scavenger.train.engines.base import Engine
 from scavenger.train.engines.gpus import gpu_names, only
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.job_source import JobSource, Timeouts
@@ -28,15 +31,14 @@ from scavenger.train.supervisor.supervisor import Supervisor
 _EXAMPLE = "digits"
 _BATCHES = (64, 256, 1024)
 _STEPS = 30
+_SEQUENCES = 32
 _MOST = 1 << 18
 _READY_S = 180.0
 _HEADERS = ("what", "found", "as promised")
 
 
 def why_not() -> tuple[Devices | None, str]:
-    """What TensorFlow sees, or why this machine cannot show anything of GPUs."""
-    if not has_driver():
-        return None, "this machine has no NVIDIA driver"
+    """What TensorFlow sees, or why it cannot show anything of GPUs."""
     try:
         devices = find_devices()
     except ScavengerError as error:
@@ -47,10 +49,74 @@ def why_not() -> tuple[Devices | None, str]:
 
 
 def run(repetitions: int, work_dir: Path) -> Result:
-    """All of it once; without a GPU nothing, which the table says."""
+    """All of it, steps of PyTorch so many times; without a GPU nothing, which the table says."""
+    reason = "" if has_driver() else "this machine has no NVIDIA driver"
+    try:
+        there = {} if reason else driver_gpus()
+    except ScavengerError as error:
+        there, reason = {}, str(error)
+    if not there:
+        reason = reason or "nvidia-smi lists no GPU"
+        return Result(_HEADERS, (("skipped", reason, "-"),), f"skipped: {reason}", {"skipped": reason})
+    own, theirs, ratio = torch_steps(
+        "transformer",
+        work_dir,
+        workers=len(there),
+        local=_SEQUENCES,
+        steps=_STEPS,
+        repetitions=repetitions,
+        device="cuda",
+        engine=partial(ProcessEngine, gpus=tuple(there)),
+    )
+    row = (
+        f"step of PyTorch on {len(there)}, {_SEQUENCES} sequences each, bfloat16, ms",
+        f"loop {own.text(1e3)}, DDP (NCCL) {theirs.text(1e3)}",
+        "-",
+    )
+    verdict = f"a step of a PyTorch loop takes {ratio.text(digits=2)} times that of DDP over NCCL"
+    figures: dict[str, Any] = {"torch_step_s": own, "ddp_step_s": theirs, "torch_ratio": ratio}
     devices, reason = why_not()
     if devices is None:
-        return Result(_HEADERS, (("skipped", reason, "-"),), f"skipped: {reason}", {"skipped": reason})
+        rows = (("TensorFlow", reason, "-"), row)
+        return Result(_HEADERS, rows, verdict, figures | {"tensorflow": reason})
+    keras = of_keras(devices, work_dir)
+    return Result(
+        _HEADERS, (*keras.rows, row), f"{keras.verdict}; {verdict}", keras.figures | figures, keras.remarks
+    )
+
+
+def torch_steps(
+    network: str,
+    work_dir: Path,
+    *,
+    workers: int,
+    local: int,
+    steps: int,
+    repetitions: int,
+    device: str,
+    engine: Callable[[Path, int], Engine] = ProcessEngine,
+) -> tuple[Spread, Spread, Spread]:
+    """Steps of a PyTorch loop and of DDP in turn: median times of each, seconds, and the former over the latter.
+
+    Args:
+        network: As of `benchmarks.peers.shapes`.
+        local: Samples of a worker's batch.
+        device: `cuda`, where the workers of the engine see a GPU each, or `cpu`.
+    """
+    size = {"workers": workers, "local": local, "steps": steps}
+    pairs = [
+        (
+            loop_step.ours(network, work_dir / f"torch-{number}", device=device, engine=engine, **size),
+            loop_step.theirs(network, device=device, **size),
+        )
+        for number in range(repetitions)
+    ]
+    own, other = (Spread.of(column) for column in zip(*pairs, strict=True))
+    return own, other, Spread.of(mine / theirs for mine, theirs in pairs)
+
+
+def of_keras(devices: Devices, work_dir: Path) -> Result:
+    """What is promised of Keras models, on the GPUs that TensorFlow sees."""
     names = gpu_names(len(devices.gpus), os.environ)
     seen = measured(only(names[0]), batches=_BATCHES, steps=_STEPS, most=_MOST)
     placed = _placement(names, work_dir / "placement")
@@ -159,4 +225,4 @@ def _job(devices: Devices, count: int, work_dir: Path) -> str:
     return report.job.state
 
 
-BENCHMARK = Benchmark("gpu", 1, run)
+BENCHMARK = Benchmark("gpu", 3, run)

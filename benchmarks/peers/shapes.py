@@ -15,11 +15,20 @@ QUARTER_WIDTHS = (1280, 1280, 1280, 1280)
 CNN_SIDE = 32
 CNN_WIDTHS = (32, 64, 128)
 """Channels of each pair of 3 x 3 convolutions, after which the image size is halved."""
+WORDS, LENGTH = 10_000, 256
+TRANSFORMERS = {"transformer": (768, 12), "small": (32, 1)}
+"""Width and number of layers, each of four times as many hidden units: 100 million parameters, and a few for tests."""
 LEARNING_RATE = 0.001
 
 
 def parameters(network: str) -> int:
-    """How many a network has: `mlp`, `quarter` or `cnn`."""
+    """How many a network has: `mlp`, `quarter`, `cnn`, or one of `TRANSFORMERS`."""
+    if network in TRANSFORMERS:
+        width, layers = TRANSFORMERS[network]
+        # attention has four matrices and the feed-forward part has two, of four times the size, each with its biases;
+        # two normalizations
+        layer = 4 * width * (width + 1) + 8 * width * width + 5 * width + 4 * width
+        return layers * layer + (2 * WORDS) * width + WORDS
     if network != "cnn":
         inner = (MLP_INPUTS, *MLP_WIDTHS) if network == "mlp" else (QUARTER_INPUTS, *QUARTER_WIDTHS)
         sizes = (*inner, CLASSES)

@@ -11,8 +11,21 @@ from benchmarks.peers import shapes
 
 
 def build(network: str) -> Any:
-    """`mlp` or `cnn`, as `benchmarks.peers.shapes` has it."""
+    """A network as `benchmarks.peers.shapes` has it: `mlp`, `cnn`, or one of `TRANSFORMERS`."""
     layers: list[Any] = []
+    if network in shapes.TRANSFORMERS:
+        width, count = shapes.TRANSFORMERS[network]
+        heads = max(1, width // 64)
+        layers += (
+            nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, batch_first=True) for _ in range(count)
+        )
+        layers = [
+            nn.Embedding(shapes.WORDS, width),
+            *layers,
+            nn.Linear(width, shapes.WORDS),
+            nn.Flatten(0, 1),
+        ]
+        return nn.Sequential(*layers)
     if network == "mlp":
         before = shapes.MLP_INPUTS
         for width in shapes.MLP_WIDTHS:
@@ -29,6 +42,14 @@ def build(network: str) -> Any:
 
 def samples(network: str, count: int) -> tuple[Any, Any]:
     """A made-up batch."""
+    if network in shapes.TRANSFORMERS:
+        made = torch.Generator().manual_seed(0)
+        return tuple(torch.randint(shapes.WORDS, (2, count, shapes.LENGTH), generator=made))
     shape = (shapes.MLP_INPUTS,) if network == "mlp" else (3, shapes.CNN_SIDE, shapes.CNN_SIDE)
     torch.manual_seed(0)
     return torch.randn(count, *shape), torch.randint(shapes.CLASSES, (count,))
+
+
+def precision(network: str, device: str) -> Any:
+    """What a network is computed in: a transformer in bfloat16, its weights staying as they are."""
+    return torch.autocast(torch.device(device).type, torch.bfloat16, enabled=network in shapes.TRANSFORMERS)

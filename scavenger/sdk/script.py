@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import os
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -75,6 +76,7 @@ class ScriptRun:
         looks: Whether the script is to end where its first epoch begins.
 
     Attributes:
+        folder: See the arguments.
         prepared: What it has prepared; None before.
         lengths: By loop, the number of its rounds, where it is known.
         epochs: Rounds of the outermost loop around the one over the loader; None before that loop, or if it is not
@@ -89,7 +91,7 @@ class ScriptRun:
     def __init__(
         self, folder: str, path: str, *, seed: int = 0, by_samples: bool = True, looks: bool = False
     ) -> None:
-        self._folder, self.path, self.seed, self.by_samples, self.looks = (
+        self.folder, self.path, self.seed, self.by_samples, self.looks = (
             folder,
             path,
             seed,
@@ -105,6 +107,8 @@ class ScriptRun:
         self.library_epochs: int | None = None
         self._epochs: set[int] = set()
         """Loops around the loop over the loader."""
+        self._thread = threading.get_ident()
+        """That of the script; PyTorch computes gradients of a device in another one."""
 
     # ---- the script's calls --------------------------------------------------------------------------------
 
@@ -173,13 +177,15 @@ class ScriptRun:
         if frame is None:
             return Path(self.path).name
         path = Path(frame.f_code.co_filename)
-        return f"{path.relative_to(self._folder)}:{frame.f_lineno}"
+        return f"{path.relative_to(self.folder)}:{frame.f_lineno}"
 
     def _frames(self) -> Iterator[types.FrameType]:
         frame: types.FrameType | None = sys._getframe(1)
+        if threading.get_ident() != self._thread:
+            frame = sys._current_frames().get(self._thread)
         while frame is not None:
             file = Path(frame.f_code.co_filename)
-            if file.is_relative_to(self._folder) and "site-packages" not in file.parts:
+            if file.is_relative_to(self.folder) and "site-packages" not in file.parts:
                 yield frame
             frame = frame.f_back
 

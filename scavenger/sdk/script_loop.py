@@ -153,6 +153,11 @@ class ScriptLoop(ABC):
             return self.batches.few(job.epoch)
         return self.batches.read(job.epoch, parts, number, job.stride)
 
+    @property
+    def at_once(self) -> int:
+        """Samples that are computed at once now; 0 outside of the loop over the loader."""
+        return 0 if self._batch is None else len(self._part)
+
     def _refuse(self, words: str, *, at: str = "") -> NoReturn:
         raise TrainingCodeError(f"{at or self._run.place()}: {words}")
 

@@ -24,7 +24,7 @@ import json
 import math
 import weakref
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,8 @@ except ModuleNotFoundError as error:
     raise ConfigurationError(
         "scavenger.sdk.torch needs PyTorch, which is not installed: pip install torch"
     ) from error
+
+from scavenger.sdk.torch_devices import PinnedMemory, flat_names, in_main_memory, put_back, wait_for
 
 __all__ = ["ONLY_READING", "Elastic"]
 
@@ -70,17 +72,20 @@ class Elastic:
     memory that all workers share, unless it might write to it. Buffers, such as BatchNorm's statistics, are averaged
     over the workers, too, so that all replicas stay the same. Nothing else may change the replica but `step`.
 
+    On an accelerator, all of this stays where the module is. Its flat array, one for each device, is copied to the main
+    memory at once, and the mean back; so are buffers, and the whole state where a worker joins.
+
     With each step the workers compare what they train and all numbers of `optimizer.param_groups`.
 
     Args:
-        module: A module on a processor, with all its parameters made. Layers may be frozen and unfrozen later.
+        module: A module with all its parameters made, where they are to be. Layers may be frozen and unfrozen later.
         optimizer: Its optimizer. What it keeps of each parameter is part of the replica, and its `param_groups`.
         scheduler: A scheduler of the optimizer, whose state a worker that joins gets. The loop calls its `step`.
         scaler: A `GradScaler`, likewise; `step` calls its `step` and `update`.
 
     Raises:
-        NotSupportedError: For parameters on an accelerator or of half precision, and optimizers that need a closure or
-            sparse gradients.
+        NotSupportedError: For parameters of half precision, or without values on the device `meta`, and optimizers that
+            need a closure or sparse gradients.
         ConfigurationError: If the optimizer has parameters that the module lacks.
     """
 
@@ -103,24 +108,33 @@ class Elastic:
         """Tells which parameters are trained, by their names."""
         if self.scaler is not None:
             _scalers.add(self.scaler)
-        self._flat: dict[Any, Any] = {}
-        """The gradients of all parameters of a data type."""
+        self._flat: dict[str, Any] = {}
+        """The gradients of all parameters of a data type on one device; see `flat_names`."""
+        self._host: dict[str, Any] = {}
+        """Of those on accelerators, what `push_pull` sends; of others, that is the flat array itself."""
+        self._pinned = PinnedMemory()
         self._own: list[Any] = []
         """For each parameter that is trained, its part of the flat array."""
+        self._in: list[str] = []
+        """For each parameter that is trained, the name of the flat array with its gradient."""
         self._places: dict[int, int] = {}
         """By the `id` of a parameter, which is quicker than its hash, its place among those that are trained."""
-        self._seen: dict[Any, int] = {}
+        self._seen: dict[str, int] = {}
         """Versions of the flat arrays after the last backward pass: whatever else writes to them makes another."""
         self._computed: set[int] = set()
         """Places of parameters whose gradients a backward pass has computed since the last step."""
         self._probes: dict[int, Array] = {}
-        """By place, some elements of the largest gradients: a change by `.grad.data` makes no version."""
+        """By place, some elements of the largest gradients: a change by `.grad.data` makes no version. Of those on
+        accelerators there are none, since to read them is to wait for the device."""
         self._probed: dict[int, bytes] = {}
         """What they were after the last backward pass."""
         self._changed = self._averaged = False
         self._hooked: set[int] = set()
-        self._mean: tuple[tuple[int, ...], list[Any]] = ((), [])
-        """For each parameter, its part of the mean in the shared memory, and where that is."""
+        self._mean: tuple[tuple[int, ...], list[Any], dict[str, Any]] = ((), [], {})
+        """Where the mean is in the shared memory; for each parameter its part of it, or of the flat array on its
+        accelerator; and the mean by name."""
+        self._devices: Mapping[Any, None] = {}
+        """The accelerators that have a flat array."""
         self._arrays: dict[str, Array] = {}
         self._statistics: dict[str, Array] = {}
         self._items: float | None = None
@@ -140,6 +154,7 @@ class Elastic:
 
         Raises:
             TrainingCodeError: If the gradients were changed before, or the workers differ; see also `Job.push_pull`.
+                Changes by `.grad.data` are not seen on an accelerator.
         """
         means = self._exchange(job, private=True)
         for parameter, mean in zip(self._trained, means, strict=True):
@@ -150,7 +165,7 @@ class Elastic:
         """Apply the mean of the workers' gradients with the optimizer, at its learning rates times `job.lr_scale`.
 
         Without `average` before, it exchanges the gradients, and the parameters have this worker's own ones again
-        afterwards. A parameter that no worker has a gradient for is left as it is.
+        afterwards; on an accelerator, the mean. A parameter that no worker has a gradient for is left as it is.
 
         Raises:
             TrainingCodeError: See `average`.
@@ -173,23 +188,23 @@ class Elastic:
         self._changed = self._averaged = False
         self._computed.clear()
         self._probed.clear()
-        self._seen = {dtype: flat._version for dtype, flat in self._flat.items()}
+        self._seen = {name: flat._version for name, flat in self._flat.items()}
 
     def _receive(self, parameter: Any) -> None:
         """Put a gradient into the flat array; what a second `backward` adds is added there."""
-        place, dtype, gradient = self._places.get(id(parameter)), parameter.dtype, parameter.grad
+        place, gradient = self._places.get(id(parameter)), parameter.grad
         if self._averaged:
             self._forget()
         if place is None:  # it joins the flat array with the next step
             return
-        own, adds = self._own[place], gradient is self._own[place]
+        own, name, adds = self._own[place], self._in[place], gradient is self._own[place]
         version = own._version  # that of the whole flat array, as of every part
-        if version != self._seen[dtype] + adds:
+        if version != self._seen[name] + adds:
             self._changed = True
         if not adds:
             self._place(parameter, place)
             version += 1
-        self._seen[dtype] = version
+        self._seen[name] = version
         self._computed.add(place)
         if place in self._probes:
             self._probed[place] = self._probes[place].tobytes()
@@ -197,6 +212,16 @@ class Elastic:
     def _place(self, parameter: Any, place: int) -> None:
         """Put a gradient into the flat array."""
         parameter.grad = self._own[place].copy_(_dense(parameter.grad))
+
+    def follow(self) -> None:
+        """Have the flat arrays be where the module is, and of its data types, if it was moved since they were made."""
+        pairs = ((p, self._flat[name]) for p, name in zip(self._trained, self._in, strict=True))
+        if any(p.device != flat.device or p.dtype != flat.dtype for p, flat in pairs):
+            self._arrays = {}  # the next exchange makes others
+            self._which.clear()
+            self._arrange(None, 0)
+            # what it keeps of each parameter follows that
+            self.optimizer.load_state_dict(self.optimizer.state_dict())
 
     def weigh(self, items: float) -> None:
         """Have the gradients count as means over items, such as labels that are no padding, so many per sample.
@@ -238,18 +263,23 @@ class Elastic:
             if overflow:  # no mean would be formed of it
                 for flat in self._flat.values():
                     flat.zero_()
-        buffers = {STATISTICS + name: buffer for name, buffer in self.module.named_buffers()}
-        for name, buffer in buffers.items():
+        for name, host in self._host.items():
+            host.copy_(self._flat[name], non_blocking=True)
+        buffers = dict(self.module.named_buffers())
+        for name, value in zip(buffers, in_main_memory(list(buffers.values())), strict=True):
             # counters of batches are averaged as well: a worker without samples has not counted
-            np.copyto(arrays[name], _array(buffer))
+            np.copyto(arrays[STATISTICS + name], _array(value))
+        wait_for(self._devices)
         found = job.push_pull(arrays, borrow=True)
         self._refuse_different(settings, found[_SETTINGS])
+        values = []
         for name, buffer in buffers.items():
-            mean = found[name]
-            value = mean if buffer.dtype.is_floating_point else np.rint(mean)
-            buffer.copy_(torch.from_numpy(np.array(value)))
+            mean = found[STATISTICS + name]
+            mean = np.array(mean if buffer.dtype.is_floating_point else np.rint(mean))
+            values.append(torch.from_numpy(mean).to(buffer.dtype))
             # the next forward pass changes it, before the step that it belongs to is applied
-            self._statistics[f"model/{name.removeprefix(STATISTICS)}"] = _array(buffer).copy()
+            self._statistics[f"model/{name}"] = _array(values[-1])
+        put_back(list(buffers.values()), values)
         used = (found[_USED] > 0.0).tolist()
         means = self._means(found, private=private)
         if self._items is not None:
@@ -277,7 +307,7 @@ class Elastic:
 
     def _refuse_changed(self) -> None:
         """Raise if somebody has changed a gradient since the backward pass."""
-        written = any(flat._version != self._seen[dtype] for dtype, flat in self._flat.items())
+        written = any(flat._version != self._seen[name] for name, flat in self._flat.items())
         now = ((self._trained[place].grad, self._own[place]) for place in self._computed)
         replaced = any(gradient is not None and gradient is not own for gradient, own in now)
         hidden = any(self._probes[place].tobytes() != before for place, before in self._probed.items())
@@ -331,23 +361,30 @@ class Elastic:
         _refuse_foreign(self._parameters, self.optimizer)
         self._names = float(zlib.crc32(" ".join(name for name, p in named if p.requires_grad).encode()))
         gradients = [None if p.grad is None else _dense(p.grad).clone() for p in trained]
-        flats = _flat_gradients(trained)
+        self._in = flat_names(trained)
+        devices = dict(zip(self._in, (parameter.device for parameter in trained), strict=True))
+        flats = _flat_gradients(trained, self._in)
         if job is not None:
             if not self._arrays and self.scaler is None:
                 _refuse_unknown_scaler(self._TO_SCALE)
-            like = {str(dtype): flat.numpy() for dtype, flat in flats.items()}
+            like = {name: flat.numpy() for name, flat in flats.items()}
             like |= {STATISTICS + n: np.zeros(tuple(b.shape)) for n, b in self.module.named_buffers()}
             like |= {_USED: np.zeros(len(trained)), _ITEMS: np.zeros(1), _SETTINGS: np.zeros(1 + settings)}
             like |= {} if self.scaler is None else {_OVERFLOW: np.zeros(1)}
+            self._pinned.release()
             self._arrays = job.allocate(like)
-            flats = {dtype: torch.from_numpy(self._arrays[str(dtype)]) for dtype in flats}
-        self._flat, self._mean, self._trained = flats, ((), []), trained
-        self._own = _parts(trained, flats)
+            self._pinned.pin(self._arrays.values(), devices.values())
+            flats = {name: torch.from_numpy(self._arrays[name]) for name in flats}
+        self._host = {name: flat for name, flat in flats.items() if devices[name].type != "cpu"}
+        flats |= {name: torch.zeros_like(flat, device=devices[name]) for name, flat in self._host.items()}
+        self._devices = dict.fromkeys(devices[name] for name in self._host)
+        self._flat, self._mean, self._trained = flats, ((), [], {}), trained
+        self._own = _parts(trained, self._in, flats)
         largest = sorted(range(len(trained)), key=lambda place: trained[place].numel())[-_PROBES:]
         self._probes = {
             place: own.numpy().reshape(-1)[:: max(1, own.numel() // _PROBED)]
             for place, own in enumerate(self._own)
-            if place in largest
+            if place in largest and own.device.type == "cpu"
         }
         self._places = {id(parameter): place for place, parameter in enumerate(trained)}
         for parameter, own, gradient in zip(trained, self._own, gradients, strict=True):
@@ -360,16 +397,20 @@ class Elastic:
 
     def _means(self, found: Mapping[str, Array], *, private: bool) -> list[Any]:
         """For each parameter, its part of the mean: as it lies in the shared memory, or in this worker's own."""
-        flat = {dtype: found[str(dtype)] for dtype in self._flat}
-        if private or not all(array.flags.writeable for array in flat.values()):
-            for dtype, array in flat.items():
-                np.copyto(self._arrays[str(dtype)], array)
-            return self._own
-        where = tuple(array.ctypes.data for array in flat.values())
-        if self._mean[0] != where:
-            tensors = {dtype: torch.from_numpy(array) for dtype, array in flat.items()}
-            self._mean = (where, _parts(self._trained, tensors))
-        return self._mean[1]
+        mean = {name: found[name] for name in self._flat}
+        borrowed = all(array.flags.writeable for array in mean.values())
+        for name, array in mean.items():
+            if not borrowed or (private and name not in self._host):
+                np.copyto(self._arrays[name], array)
+        where = tuple(array.ctypes.data for array in mean.values())
+        if borrowed and self._mean[0] != where:
+            tensors = {name: torch.from_numpy(array) for name, array in mean.items()}
+            there = tensors | {name: self._flat[name] for name in self._host}
+            self._mean = where, _parts(self._trained, self._in, there), tensors
+        for name, host in self._host.items():
+            self._flat[name].copy_(self._mean[2][name] if borrowed else host, non_blocking=True)
+        wait_for(self._devices)  # the others write there when this step has ended
+        return self._own if private or not borrowed else self._mean[1]
 
     def state(self) -> dict[str, Array]:
         """The whole replica as named arrays.
@@ -421,7 +462,7 @@ class Elastic:
                 f"{len(groups)}: make all groups before loop.init, those of frozen layers, too"
             )
         for group, values in zip(groups, saved, strict=True):
-            group.update(values)
+            group.update({key: _beside(group.get(key), value) for key, value in values.items()})
         self.optimizer.load_state_dict(document)
         for name, parameter in self.module.named_parameters():
             parameter.requires_grad_(name in settings["trained"])
@@ -458,17 +499,15 @@ def _refuse_unsupported(module: Any, optimizer: Any) -> None:
             raise NotSupportedError(
                 f"{name} has no shape yet: call the module with a batch before Elastic(...)"
             )
-        if tensor.device.type != "cpu":
-            raise NotSupportedError(
-                f"scavenger.sdk.torch trains on processors, and {name} is on {tensor.device}"
-            )
+        if tensor.is_meta:
+            raise NotSupportedError(f"{name} is on meta, so it has no values: load the module before")
         if tensor.is_complex():
             raise NotSupportedError(
                 f"scavenger.sdk.torch has no complex numbers, and {name} is {tensor.dtype}"
             )
     for layer in module.modules():
         if isinstance(layer, torch.nn.SyncBatchNorm):
-            raise NotSupportedError("SyncBatchNorm needs accelerators: use BatchNorm")
+            raise NotSupportedError("SyncBatchNorm needs a process group of all workers: use BatchNorm")
         if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):
             layer.register_forward_pre_hook(_refuse_one_sample)
 
@@ -529,20 +568,21 @@ def _only_reads(optimizer: Any) -> bool:
     )
 
 
-def _flat_gradients(parameters: Iterable[Any]) -> dict[Any, Any]:
-    """A flat tensor of zeros for the gradients of all parameters of a data type."""
-    sizes: dict[Any, int] = {}
-    for parameter in parameters:
-        sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
-    return {dtype: torch.zeros(size, dtype=dtype) for dtype, size in sizes.items()}
+def _flat_gradients(parameters: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
+    """A flat tensor of zeros in the main memory for the gradients of all parameters of each name."""
+    sizes = dict.fromkeys(names, 0)
+    for parameter, name in zip(parameters, names, strict=True):
+        sizes[name] += parameter.numel()
+    dtypes = {name: parameter.dtype for parameter, name in zip(parameters, names, strict=True)}
+    return {name: torch.zeros(size, dtype=dtypes[name], device="cpu") for name, size in sizes.items()}
 
 
-def _parts(parameters: Iterable[Any], flat: Mapping[Any, Any]) -> list[Any]:
-    """For each parameter, a view of its part of the flat tensors."""
+def _parts(parameters: Iterable[Any], names: Iterable[str], flat: Mapping[str, Any]) -> list[Any]:
+    """For each parameter, a view of its part of the flat tensor of its name."""
     at, found = dict.fromkeys(flat, 0), []
-    for parameter in parameters:
-        begin, at[parameter.dtype] = at[parameter.dtype], at[parameter.dtype] + parameter.numel()
-        found.append(flat[parameter.dtype][begin : at[parameter.dtype]].view(parameter.shape))
+    for parameter, name in zip(parameters, names, strict=True):
+        begin, at[name] = at[name], at[name] + parameter.numel()
+        found.append(flat[name][begin : at[name]].view(parameter.shape))
     return found
 
 
@@ -556,7 +596,13 @@ def _array(value: Any) -> Array:
     tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
     if tensor.dtype == torch.bfloat16:  # NumPy has none; single precision holds it exactly
         tensor = tensor.float()
-    return np.asarray(tensor.detach())
+    return np.asarray(tensor.detach().cpu())
+
+
+def _beside(present: Any, value: Any) -> Any:
+    """A value of a setting; a tensor on the device of the present one."""
+    tensors = isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor)
+    return value.to(present.device) if tensors else value
 
 
 def _numbers(value: Any) -> list[float]:
@@ -604,6 +650,6 @@ def _decoded(value: Any) -> Any:
         case {"mapping": pairs}:
             return {_decoded(key): _decoded(one) for key, one in pairs}
         case {"tensor": numbers, "dtype": dtype}:
-            return torch.tensor(numbers, dtype=getattr(torch, dtype))
+            return torch.tensor(numbers, dtype=getattr(torch, dtype), device="cpu")
         case _:
             return value

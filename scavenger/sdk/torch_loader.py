@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from scavenger.errors import NotSupportedError, TrainingCodeError
 
@@ -92,10 +93,10 @@ class BatchLoader:
         return self._collated(self.order(epoch)[:_FEW])
 
     def _collated(self, indices: Any) -> Any:
-        data = self.loader.dataset
-        if hasattr(data, "__getitems__"):
-            return self.loader.collate_fn(data.__getitems__(indices))
-        return self.loader.collate_fn([data[index] for index in indices])
+        data, collate = self.loader.dataset, self.loader.collate_fn
+        many = hasattr(data, "__getitems__")
+        batch = collate(data.__getitems__(indices) if many else [data[index] for index in indices])
+        return pin_memory(batch) if self.loader.pin_memory and torch.cuda.is_available() else batch
 
     def _with_workers(self, feed: _Feed) -> Any:
         """A loader with the user's processes, which stay from one feed to the next."""
@@ -173,11 +174,14 @@ def _refuse(loader: Any, place: str) -> None:
 
 @contextlib.contextmanager
 def _seeded(seed: int, sampler: Any) -> Iterator[None]:
-    """Have every generator that a sampler may draw from begin with the seed; they go on afterwards as before."""
+    """Have every generator that a sampler may draw from begin with the seed; they go on afterwards as before.
+
+    Those of accelerators are left alone: samplers draw in the main memory.
+    """
     own = getattr(sampler, "generator", None)
     before = random.getstate(), np.random.get_state(), None if own is None else own.get_state()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % (1 << 32))
         if own is not None:

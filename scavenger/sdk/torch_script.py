@@ -8,8 +8,11 @@ see there.
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 import math
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -80,7 +83,9 @@ class _Replica(Elastic):
 
     def __init__(self, script: TorchScript, given: Mapping[str, Any]) -> None:
         self._script, self._begun = script, False
-        self._stepped_at: dict[Any, int] = {}
+        self._beginning = threading.Lock()  # each device has a thread that computes gradients there
+        self._refusal: TrainingCodeError | None = None
+        self._stepped_at: dict[str, int] = {}
         """Versions of the flat arrays after the optimizer's last step."""
         self._kept: dict[int, Any] = {}
         """By place, sums of the gradients of parts of the share, each times its items."""
@@ -91,25 +96,37 @@ class _Replica(Elastic):
     def _receive(self, parameter: Any) -> None:
         place, gradient = self._places.get(id(parameter)), parameter.grad
         own = None if place is None else self._own[place]
-        if not self._begun:
-            self._begun = True
+        if not self._begun and self._begins():
             # nothing but this pass has written to the gradients since the step
-            at = self._stepped_at.get(parameter.dtype, -1) + 1
+            at = -1 if place is None else self._stepped_at.get(self._in[place], -1) + 1
             left = own is not None and gradient is own and own._version == at
-            self._script.backward_begins(left=left)
+            try:
+                self._script.backward_begins(left=left)
+            except (
+                TrainingCodeError
+            ) as error:  # raised at the end of the pass: hooks run in threads of devices
+                self._refusal = error
             # a DistributedDataParallel around the module has a callback, too, which must be before ours
             engine = torch.autograd.Variable._execution_engine
             engine.queue_callback(lambda: engine.queue_callback(self._end))
         if place is not None and gradient is not own:
             super()._place(parameter, place)
 
+    def _begins(self) -> bool:
+        """Note that a backward pass has its first gradient; returns whether no other thread has noted it."""
+        with self._beginning:
+            first, self._begun = not self._begun, True
+        return first
+
     def _end(self) -> None:
         self._begun = False
+        if self._refusal is not None:
+            raise self._refusal
         self._script.backward_ended()
 
     def stepped(self) -> None:
         """Note that the optimizer has made its step."""
-        self._stepped_at = {dtype: flat._version for dtype, flat in self._flat.items()}
+        self._stepped_at = {name: flat._version for name, flat in self._flat.items()}
 
     _TO_DIFFER = "; give a scheduler of the learning rate to elastic.prepare, too"
     _TO_SCALE = "give it to elastic.prepare(model, optimizer, loader, scaler), too"
@@ -222,7 +239,7 @@ class TorchScript(ScriptLoop):
         self._items.clear()
         for number in range(len(parts)):
             self._exchanged = self._stepped = False
-            yield self._read(job, parts, number)
+            yield _placed(self._read(job, parts, number))
             self._end_part()
 
     def _parts(self, batch: Batch) -> list[range]:
@@ -241,6 +258,8 @@ class TorchScript(ScriptLoop):
             )
 
     def _check(self) -> None:
+        with told_at(self._run.place):
+            self.replica.follow()
         scheduled = getattr(self.replica.optimizer.step, "_wrapped_by_lr_sched", False)
         if scheduled and self.replica.scheduler is None:
             self._refuse(
@@ -334,6 +353,15 @@ class TorchScript(ScriptLoop):
         scheduler.__class__ = type(
             kind.__name__, (kind,), {"step": by_samples}
         )  # what it keeps stays as it is
+
+
+def _placed(batch: Any) -> Any:
+    """A batch on the device of Accelerate, if the script has one: its own loader would move it there."""
+    state = sys.modules.get("accelerate.state")
+    device = state.PartialState._shared_state.get("device") if state is not None else None
+    if device is None or device.type == "cpu":
+        return batch
+    return importlib.import_module("accelerate.utils").send_to_device(batch, device)
 
 
 def _nothing(**_: Any) -> None:

@@ -1,7 +1,7 @@
-"""The GPUs that TensorFlow sees on this machine: `python -m scavenger.train.devices` prints them as JSON.
+"""The GPUs of this machine: those that TensorFlow sees, and those that the driver lists, whatever computes on them.
 
-TensorFlow is asked in a child process: looking initialises CUDA, which takes memory on each GPU until the process ends,
-and importing TensorFlow takes seconds.
+TensorFlow is asked in a child process, which prints them as JSON: looking initialises CUDA, which takes memory on each
+GPU until the process ends, and importing TensorFlow takes seconds.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from scavenger.errors import ScavengerError
+from scavenger.train.engines.gpus import visible_in
 
 _ANSWER_S = 120.0
+_LIST = ("nvidia-smi", "--query-gpu=uuid,memory.total,name", "--format=csv,noheader,nounits")
 _PREFIX = "devices: "
 _DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
 """Of NVIDIA's driver, on Linux and in Windows' subsystem for it."""
@@ -24,11 +26,11 @@ _DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU as TensorFlow sees it.
+    """A GPU.
 
     Attributes:
         name: The maker's name, such as `NVIDIA L4`.
-        memory_bytes: Memory that TensorFlow may use of it.
+        memory_bytes: Its memory; as TensorFlow sees it, what that may use of it. 0 if that is not known.
     """
 
     name: str
@@ -81,6 +83,42 @@ def find_devices(environment: Mapping[str, str] = os.environ) -> Devices:
         raise ScavengerError(f"TensorFlow does not tell what GPUs it sees: {words[0]}")
     found = json.loads(lines[-1].removeprefix(_PREFIX))
     return Devices(found["version"], found["cuda"], tuple(Gpu(**gpu) for gpu in found["gpus"]))
+
+
+def driver_gpus(environment: Mapping[str, str] = os.environ) -> dict[str, Gpu]:
+    """Ask the driver, by `nvidia-smi`, for the GPUs that a process of this environment reaches; leaves CUDA alone.
+
+    Returns:
+        By the name that CUDA has for each: its UUID, since CUDA's numbers need not follow those of the driver; or as
+        `CUDA_VISIBLE_DEVICES` lists it.
+
+    Raises:
+        ScavengerError: If there is no `nvidia-smi`, or it does not answer.
+    """
+    try:
+        answer = subprocess.run(
+            _LIST, env=dict(environment), capture_output=True, text=True, timeout=_ANSWER_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ScavengerError(f"nvidia-smi does not tell what GPUs there are: {error}") from error
+    if answer.returncode:
+        words = (answer.stderr or answer.stdout).strip().splitlines()[-1:] or [
+            f"exit status {answer.returncode}"
+        ]
+        raise ScavengerError(f"nvidia-smi does not tell what GPUs there are: {words[0]}")
+    gpus = {}
+    for line in answer.stdout.splitlines():
+        uuid, memory, name = line.split(", ", 2)
+        gpus[uuid] = Gpu(name, int(memory) << 20 if memory.isdigit() else 0)
+    if not (listed := visible_in(environment)):
+        return gpus
+    found = {}
+    for number in listed:
+        uuid = next((u for n, u in enumerate(gpus) if str(n) == number or u.startswith(number)), "")
+        if not uuid:  # CUDA reads the list up to the first that does not exist
+            break
+        found[number] = gpus[uuid]
+    return found
 
 
 def _look() -> Devices:

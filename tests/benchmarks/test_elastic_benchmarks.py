@@ -103,7 +103,8 @@ def test_every_framework_builds_networks_of_the_same_size() -> None:
         pytest.skip("PyTorch is not installed")
     from benchmarks.peers.torch_models import build
 
-    for network in ("mlp", "cnn"):
+    assert shapes.parameters("transformer") == pytest.approx(100e6, rel=0.02)
+    for network in ("mlp", "cnn", "small"):
         assert sum(p.numel() for p in build(network).parameters()) == shapes.parameters(network)
 
 

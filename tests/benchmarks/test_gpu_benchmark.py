@@ -46,3 +46,13 @@ def test_steps_are_measured_on_the_device_that_there_is() -> None:
     assert found["steps"].keys() == {"4"}
     assert all(took > 0 for times in found["steps"].values() for took in times.values())
     assert found["too_many"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.long  # starts four processes that import PyTorch
+def test_steps_of_pytorch_are_measured_beside_those_of_ddp_on_any_device(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    found = gpu.torch_steps("small", tmp_path, workers=2, local=2, steps=2, repetitions=1, device="cpu")
+
+    assert all(spread.count == 1 and spread.median > 0.0 for spread in found)
+    assert found[2].median == pytest.approx(found[0].median / found[1].median)

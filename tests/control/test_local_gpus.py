@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from scavenger.cloud.local import LocalCloud
-from scavenger.control.places.gpus import LocalGpus, gpus_of, one_worker_each
+from scavenger.control.places.gpus import LocalGpus, gpus_of, one_worker_each, unasked_notes
+from scavenger.control.places.needs import Kind
 from scavenger.control.places.this_machine import ThisMachine, search_space
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError, ScavengerError
@@ -31,9 +32,15 @@ def found(
     cuda: bool = True,
     driver: bool = True,
     environment: dict[str, str] | None = None,
+    kind: Kind = Kind.KERAS,
 ) -> LocalGpus | None:
     return gpus_of(
-        wanted, environment or {}, driver=lambda: driver, look=lambda: Devices("2.21.0", cuda, gpus)
+        wanted,
+        kind,
+        environment or {},
+        driver=lambda: driver,
+        look=lambda: Devices("2.21.0", cuda, gpus),
+        ask=lambda: {f"GPU-{number}": gpu for number, gpu in enumerate(gpus)},
     )
 
 
@@ -45,12 +52,47 @@ def test_a_job_takes_as_many_gpus_of_the_model_as_it_asks_for() -> None:
     )
 
 
+@pytest.mark.parametrize("kind", [Kind.LOOP, Kind.COMMAND])
+def test_loops_and_commands_have_the_gpus_of_the_driver_whatever_tensorflow_is_built_for(kind: Kind) -> None:
+    gpus = found(job("A100-80GB"), L4, A100, cuda=False, kind=kind)
+
+    assert gpus == LocalGpus("NVIDIA A100-SXM4-80GB", ("GPU-1",))
+    with pytest.raises(ConfigurationError, match="but nvidia-smi lists NVIDIA L4 on this machine"):
+        found(job("L4:2"), L4, cuda=False, kind=kind)
+
+
+@pytest.mark.parametrize("listed", ["", "-1"])
+def test_an_environment_that_hides_all_gpus_is_told_in_one_line(listed: str) -> None:
+    for kind in Kind:
+        with pytest.raises(
+            ConfigurationError, match=f"CUDA_VISIBLE_DEVICES={listed} hides all GPUs: unset it"
+        ) as told:
+            found(job("L4:2"), L4, L4, kind=kind, environment={"CUDA_VISIBLE_DEVICES": listed})
+        assert told.value.key == "resources"
+
+
+def test_a_script_that_asks_for_no_gpu_is_told_how_each_worker_has_its_own() -> None:
+    gpus = {"GPU-1": A100, "GPU-2": A100, "GPU-3": L4}
+
+    def notes(
+        kind: Kind, environment: dict[str, str] | None = None, *, driver: bool = True
+    ) -> tuple[str, ...]:
+        return unasked_notes(job(None), kind, environment or {}, driver=lambda: driver, ask=lambda: gpus)
+
+    (note,) = notes(Kind.LOOP)
+    assert note.startswith("this machine has 3 GPUs, and each worker sees all")
+    assert note.endswith("write resources: {accelerators: A100-SXM4-80GB:2}")
+    assert found(job("A100-SXM4-80GB:2"), *gpus.values(), kind=Kind.LOOP)
+    assert notes(Kind.KERAS) == notes(Kind.LOOP, driver=False) == ()
+    assert notes(Kind.COMMAND, {"CUDA_VISIBLE_DEVICES": ""}) == ()
+
+
 def test_no_gpu_is_looked_for_unless_a_job_on_this_machine_asks_for_one() -> None:
     def look() -> Devices:
         raise AssertionError
 
     for other in (job(None), job("L4:2", infra="aws/us-east-1")):
-        assert gpus_of(other, {}, driver=lambda: True, look=look) is None
+        assert gpus_of(other, Kind.KERAS, {}, driver=lambda: True, look=look) is None
 
 
 @pytest.mark.parametrize(
@@ -78,7 +120,7 @@ def test_what_keeps_tensorflow_from_answering_is_said() -> None:
         raise ScavengerError("TensorFlow does not tell what GPUs it sees: ImportError: libcudart.so.12")
 
     with pytest.raises(ConfigurationError, match=r"accelerators: L4:2: .*libcudart"):
-        gpus_of(job(), {}, driver=lambda: True, look=look)
+        gpus_of(job(), Kind.KERAS, {}, driver=lambda: True, look=look)
 
 
 def test_clusters_and_elasticity_end_at_one_worker_for_each_gpu() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -93,6 +95,9 @@ def test_each_worker_sees_one_gpu_and_a_successor_sees_that_of_the_one_that_ende
         ("worker", (), "-1"),
         ("worker", None, "5"),
         ("loop", None, "5"),
+        ("loop", (), "5"),
+        ("loop", ("7",), "7"),
+        ("command", ("7",), "7"),
     ],
 )
 def test_no_other_process_sees_one_unless_its_own_code_is_to_choose(
@@ -104,3 +109,15 @@ def test_no_other_process_sees_one_unless_its_own_code_is_to_choose(
 
         assert said(engine, "one") == sees
         engine.kill_all()
+
+
+@pytest.mark.slow
+def test_what_forks_the_workers_of_a_loop_cannot_have_begun_cuda_as_it_has_no_library_that_would() -> None:
+    code = (
+        "import sys, scavenger.train.loop_process; print({'torch', 'jax', 'tensorflow'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+
+    assert done.stdout == "set()\n"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +18,12 @@ from scavenger.train.custom_loop.mean import weighted_mean
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'scavenger-ml[compare]'")
 
 pytestmark = pytest.mark.slow
+
+DEVICE = os.environ.get("TORCH_DEVICE", "cpu")
+"""Where the workers train; `test_torch_devices.py` has another one, and a machine with a GPU has `cuda`."""
+if DEVICE == "tiny":
+    sys.path.insert(0, str(Path(__file__).with_name("jobs")))
+    import torch_device  # noqa: F401 - registers it
 
 SAMPLES, STEPS = (5, 3), 6
 """Samples of each worker's batch, so that an unweighted mean would be another."""
@@ -64,11 +73,13 @@ class Way:
     scale = 1.0
     """The factor for the learning rate, `job.lr_scale`."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = DEVICE) -> None:
         torch.manual_seed(1)
         layers = [torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2)]
+        self.device = device
         self.model = torch.nn.Sequential(*layers).double()
         self.before()
+        self.place()
         self.optimizer = torch.optim.SGD(self.model.parameters(), **self.options)
         self.scheduler: Any = None
         self.scaler: Any = None
@@ -77,6 +88,10 @@ class Way:
     def before(self) -> None:
         """What is done before the optimizer is made."""
 
+    def place(self) -> None:
+        """Put the module where it is trained."""
+        self.model.to(self.device)
+
     def after(self) -> None:
         """What is done before `Elastic` is made."""
 
@@ -84,7 +99,10 @@ class Way:
         """What is done before a step."""
 
     def loss(self, step: int, rows: slice) -> Any:
-        return (self.model(X[step, rows]) - Y[step, rows]).square().mean()
+        return self.errors(step, rows).mean()
+
+    def errors(self, step: int, rows: slice) -> Any:
+        return (self.model(X[step, rows].to(self.device)) - Y[step, rows].to(self.device)).square()
 
     def change(self) -> bool:
         """What is done with the gradients of the global batch; returns whether anything is."""
@@ -214,13 +232,12 @@ class Scaler(Way):
     """A scaler whose factor is too large for a sample of one worker, so that all leave the step out."""
 
     def after(self) -> None:
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**100, growth_interval=2)
+        self.scaler = torch.amp.GradScaler(self.device, init_scale=2.0**100, growth_interval=2)
 
     def loss(self, step: int, rows: slice) -> Any:
-        errors = (self.model(X[step, rows]) - Y[step, rows]).square()
         factors = torch.ones(X.shape[1], 1, dtype=torch.float64)
         factors[0] = 1e300 if step == 1 else 1.0
-        return self.scaler.scale((factors[rows] * errors).mean())
+        return self.scaler.scale((factors[rows].to(self.device) * self.errors(step, rows)).mean())
 
 
 class ScalerClipped(Scaler):
@@ -275,7 +292,7 @@ def _train(ways: Sequence[Way], replicas: list[Any], steps: range) -> list[Excep
 @pytest.mark.parametrize("make", WAYS)
 @pytest.mark.parametrize("joins", [pytest.param(False, marks=pytest.mark.long), True])
 def test_workers_reach_the_weights_of_one_process_with_the_global_batch(make: type[Way], joins: bool) -> None:
-    plain = make()
+    plain = make("cpu")
     start = {name: tensor.clone() for name, tensor in plain.model.state_dict().items()}
     plain.alone(range(STEPS))
     ways = [make() for _ in SAMPLES]
@@ -295,7 +312,9 @@ def test_workers_reach_the_weights_of_one_process_with_the_global_batch(make: ty
     assert any(not torch.equal(tensor, start[name]) for name, tensor in plain.model.state_dict().items())
     for way in ways:
         for name, tensor in plain.model.state_dict().items():
-            np.testing.assert_allclose(way.model.state_dict()[name], tensor, rtol=0, atol=1e-10, err_msg=name)
+            found = way.model.state_dict()[name]
+            assert found.device.type == torch.device(DEVICE).type
+            np.testing.assert_allclose(found.cpu(), tensor, rtol=0, atol=1e-12, err_msg=name)
     states = [replica.state() for replica in replicas]
     assert states[0].keys() == states[1].keys()
     for name, array in states[0].items():
@@ -315,7 +334,7 @@ def _multiply_data(model: Any) -> None:
         parameter.grad.data.mul_(0.5)
 
 
-@pytest.mark.parametrize("change", [_clip, _replace, _multiply_data])
+@pytest.mark.parametrize("change", [_clip, _replace, *([_multiply_data] if DEVICE == "cpu" else [])])
 def test_gradients_that_are_changed_before_they_are_averaged_are_refused(
     change: Callable[[Any], None],
 ) -> None:

@@ -173,6 +173,28 @@ def test_what_an_optimizer_writes_to_gradients_no_other_worker_sees(hook: bool) 
     assert np.abs(job.pushed["torch.float32"]).max() > 1e-2, "the shared mean is as it was"
 
 
+def test_a_module_that_is_converted_before_it_is_trained_takes_what_belongs_to_it_along() -> None:
+    """As Accelerate moves a module to its device after it was prepared."""
+    from scavenger.sdk.torch import Elastic
+
+    x, replicas = torch.randn(8, 3).double(), []
+    for converted in (False, True):
+        model = _network().double()
+        first = Elastic(model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+        _step(first, Alone(), x)
+        if converted:
+            model.float()
+            x = x.float()
+            first.follow()
+        _step(first, Alone(), x)
+        replicas.append(first)
+
+    assert {name for name in replicas[1]._arrays if not name.startswith(STATISTICS)} == {"torch.float32"}
+    for name, array in replicas[0].state().items():
+        if array.dtype == np.float64:
+            np.testing.assert_allclose(replicas[1].state()[name], array, rtol=1e-4, atol=1e-4, err_msg=name)
+
+
 def test_gradients_of_several_backward_passes_add_up_and_missing_ones_are_zero() -> None:
     from scavenger.sdk.torch import Elastic
 

@@ -185,6 +185,11 @@ TRAIN = [
     (_loop(STEP + "\nmodel(x).sum().backward()"), "model(x).sum()", "add the losses, and call backward once"),
     (_loop("optimizer.step()"), "optimizer.step()", "optimizer.step() without a backward()"),
     (
+        _loop("raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB.')"),
+        "raise",
+        "the device's memory does not hold 4 samples at once: write elastic.prepare(..., at_once=2)",
+    ),
+    (
         _loop(STEP, before="model(torch.ones(1, 3)).sum().backward()"),
         "torch.ones(1, 3)",
         "outside of the loop",

@@ -55,10 +55,13 @@ def _script() -> Any:
 # ---- equal to plain PyTorch --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("processes", [pytest.param(0, marks=pytest.mark.long), 2])
-def test_a_script_trains_as_python_would_whoever_joins_and_leaves(tmp_path: Path, processes: int) -> None:
-    arguments = ["--workers", str(processes)]
-    with driven(tmp_path, f"torch_script.py --workers {processes}", 3) as job:
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param("", marks=pytest.mark.long), "--device tiny --workers 2"],
+    ids=["on processors", "on a device"],
+)
+def test_a_script_trains_as_python_would_whoever_joins_and_leaves(tmp_path: Path, options: str) -> None:
+    with driven(tmp_path, f"torch_script.py {options}", 3) as job:
         job.job.resize(1, OWN, "one begins")
         job.until(job.trained(9))
         job.job.resize(3, OWN, "two join")
@@ -70,7 +73,7 @@ def test_a_script_trains_as_python_would_whoever_joins_and_leaves(tmp_path: Path
     assert {len(step.pieces) for step in job.steps} == {1, 2, 3}
     assert [step.samples for step in job.steps] == ([OWN] * 20 + [20]) * EPOCHS
     assert [epoch.metrics["epoch"] for epoch in job.epochs] == list(range(EPOCHS))
-    assert_equal(state, plainly(arguments, tmp_path))
+    assert_equal(state, plainly([], tmp_path))
 
 
 def test_a_script_is_exact_while_batches_change_and_workers_join_leave_and_are_killed(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def gpu_build() -> str:
 
 def gpus() -> Check:
     """Check which GPUs TensorFlow sees, if this machine has any."""
-    from scavenger.train.devices import find_devices, has_driver
+    from scavenger.train.devices import driver_gpus, find_devices, has_driver
 
     if not has_driver():
         return Check("GPUs", "ok", "none (no NVIDIA driver)")
@@ -134,8 +134,17 @@ def gpus() -> Check:
     except ScavengerError as error:
         return Check("GPUs", "warn", str(error), gpu_build())
     if not devices.cuda:
-        found = f"there is an NVIDIA driver, but TensorFlow {devices.version} is built for processors alone"
-        return Check("GPUs", "warn", found, gpu_build())
+        try:
+            names = ", ".join(gpu.name for gpu in driver_gpus().values()) or "no GPU"
+            listed = f"loops, scripts and commands have {names}"
+        except ScavengerError as error:
+            listed = str(error)
+        return Check(
+            "GPUs",
+            "warn",
+            f"{listed}; TensorFlow {devices.version} is built for processors alone",
+            f"for Keras models: {gpu_build()}",
+        )
     if not devices.gpus:
         return Check(
             "GPUs",

@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from scavenger.cloud.boot.boot import GPU_REQUIREMENT
+from scavenger.control.places.needs import Kind, Where, where_workers_are
 from scavenger.domain.job import JobSpec
 from scavenger.domain.ranges import Accelerators
 from scavenger.errors import ConfigurationError, ScavengerError
-from scavenger.train.devices import Devices, find_devices, has_driver
-from scavenger.train.engines.gpus import gpu_names
+from scavenger.presentation.formatting import plural
+from scavenger.train.devices import Devices, Gpu, driver_gpus, find_devices, has_driver
+from scavenger.train.engines.gpus import VISIBLE, gpu_names, hidden_in
 
 GPU_BUILD = f"pip uninstall -y tensorflow-cpu tensorflow && pip install '{GPU_REQUIREMENT}'"
 """Replaces TensorFlow by the build that computes on GPUs: both packages install the same files."""
@@ -33,23 +35,27 @@ class LocalGpus:
 
 def gpus_of(
     job: JobSpec,
+    kind: Kind,
     environment: Mapping[str, str] = os.environ,
     *,
     driver: Callable[[], bool] = has_driver,
     look: Callable[[], Devices] = find_devices,
+    ask: Callable[[], Mapping[str, Gpu]] = driver_gpus,
 ) -> LocalGpus | None:
     """Find the GPUs of this machine for a job that asks for them; takes seconds if there may be some.
 
     Args:
+        kind: A KerasJob needs those that TensorFlow sees; the code of others brings its own library.
         environment: Of this process; it may restrict which GPUs are visible.
         driver: Whether this machine has a driver.
         look: Asks TensorFlow what it sees.
+        ask: Asks the driver what there is.
 
     Returns:
         None for a job that asks for none, or runs elsewhere.
 
     Raises:
-        ConfigurationError: If TensorFlow sees no such GPUs here, or too few; the message tells what it sees.
+        ConfigurationError: If there are no such GPUs here, or too few; the message tells what there is.
     """
     wanted = None if job.resources is None else job.resources.accelerators
     if wanted is None or job.infra.capabilities.rents:
@@ -60,19 +66,17 @@ def gpus_of(
             "accelerators out to train on its processors",
             key="resources",
         )
+    if hidden_in(environment):
+        raise ConfigurationError(
+            f"resources: accelerators: {wanted}, but {VISIBLE}={environment[VISIBLE]} hides all GPUs: unset it",
+            key="resources",
+        )
     try:
+        if kind is not Kind.KERAS:
+            return choose_gpus(wanted, ask(), "nvidia-smi lists")
         devices = look()
     except ScavengerError as error:
         raise ConfigurationError(f"resources: accelerators: {wanted}: {error}", key="resources") from error
-    return choose_gpus(wanted, devices, environment)
-
-
-def choose_gpus(wanted: Accelerators, devices: Devices, environment: Mapping[str, str]) -> LocalGpus:
-    """Choose as many GPUs as are wanted, of the model that is wanted.
-
-    Raises:
-        ConfigurationError: If there are fewer; the message tells what there is.
-    """
     if not devices.cuda:
         raise ConfigurationError(
             f"resources: accelerators: {wanted}: the installed TensorFlow {devices.version} is built for processors "
@@ -80,20 +84,56 @@ def choose_gpus(wanted: Accelerators, devices: Devices, environment: Mapping[str
             key="resources",
         )
     names = gpu_names(len(devices.gpus), environment)
-    fitting = [
-        (gpu.name, name)
-        for gpu, name in zip(devices.gpus, names, strict=False)
-        if _words(wanted.name) <= _words(gpu.name)
-    ]
+    return choose_gpus(wanted, dict(zip(names, devices.gpus, strict=False)), "TensorFlow sees")
+
+
+def choose_gpus(wanted: Accelerators, gpus: Mapping[str, Gpu], who: str) -> LocalGpus:
+    """Choose as many GPUs as are wanted, of the model that is wanted.
+
+    Args:
+        gpus: By the name that CUDA has for each.
+        who: Who tells of them, with a verb.
+
+    Raises:
+        ConfigurationError: If there are fewer; the message tells what there is.
+    """
+    fitting = [(gpu.name, name) for name, gpu in gpus.items() if _words(wanted.name) <= _words(gpu.name)]
     if len(fitting) < wanted.count:
-        seen = ", ".join(gpu.name for gpu in devices.gpus) or "no GPU"
+        seen = ", ".join(gpu.name for gpu in gpus.values()) or "no GPU"
         raise ConfigurationError(
-            f"resources: accelerators: {wanted}, but TensorFlow sees {seen} on this machine; `scavenger doctor` tells "
-            "more",
+            f"resources: accelerators: {wanted}, but {who} {seen} on this machine; `scavenger doctor` tells more",
             key="resources",
         )
     chosen = fitting[: wanted.count]
     return LocalGpus(chosen[0][0], tuple(name for _, name in chosen))
+
+
+def unasked_notes(
+    job: JobSpec,
+    kind: Kind,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    driver: Callable[[], bool] = has_driver,
+    ask: Callable[[], Mapping[str, Gpu]] = driver_gpus,
+) -> tuple[str, ...]:
+    """What a user should know of a job that asks for no GPU, and whose own code may compute on one; see `gpus_of`."""
+    if (
+        kind is Kind.KERAS
+        or where_workers_are(job) is not Where.HERE
+        or hidden_in(environment)
+        or not driver()
+    ):
+        return ()
+    try:
+        gpus = [gpu.name for gpu in ask().values()]
+    except ScavengerError:
+        return ()
+    if not gpus:
+        return ()
+    return (
+        f"this machine has {plural(len(gpus), 'GPU')}, and each worker sees all: so that each has its own, write "
+        f"resources: {{accelerators: {gpus[0].split()[-1]}:{gpus.count(gpus[0])}}}",
+    )
 
 
 def one_worker_each(job: JobSpec, gpus: int) -> tuple[JobSpec, tuple[str, ...]]:

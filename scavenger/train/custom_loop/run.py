@@ -190,6 +190,7 @@ def run_loop(
     timeouts: Timeouts | None = None,
     checkpoints: str | None = None,
     resume: bool = False,
+    engine: Callable[[Path, int], Engine] = ProcessEngine,
     on_event: Callable[[LoopRun, Event], None] | None = None,
 ) -> LoopReport:
     """Run a training function on several workers of this machine until it ends.
@@ -204,6 +205,7 @@ def run_loop(
         timeouts: See `LoopRun`; None for ten minutes each to start and for a step.
         checkpoints: Where to write checkpoints, once a minute; None for none.
         resume: Whether to resume from the newest checkpoint.
+        engine: See `LoopRun`.
         on_event: Called with each event; it may call `scale_out` and `scale_in` of the run.
 
     Returns:
@@ -219,6 +221,7 @@ def run_loop(
         timeouts=timeouts or Timeouts(start_s=_LIMIT_S, step_s=_LIMIT_S),
         checkpoints=checkpoints,
         resume=resume,
+        engine=engine,
     ) as run:
         while not run.done:
             for event in run.poll(_POLL_S):

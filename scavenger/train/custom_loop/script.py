@@ -13,6 +13,7 @@ from pathlib import Path
 from scavenger.domain.fit import FitFound
 from scavenger.domain.script import Script
 from scavenger.errors import NotSupportedError, TrainingCodeError
+from scavenger.frames import frames_of
 from scavenger.sdk import script as sdk
 from scavenger.sdk.script import Reached, ScriptRun
 
@@ -135,6 +136,17 @@ def run_script(script: Script, run: ScriptRun) -> None:
                 f"{script.path}: the script ended itself ({error}): is an argument missing? They follow `--`: "
                 f"scavenger optimize {script.path} -- --name value"
             ) from error
+    except RuntimeError as error:
+        samples = getattr(getattr(run.prepared, "script", run.prepared), "at_once", 0)
+        if type(error).__name__ != "OutOfMemoryError" or samples < 2:
+            raise
+        *_, at = (
+            one for one in frames_of(error, run.folder) if one.file and not Path(one.file).is_absolute()
+        )
+        raise TrainingCodeError(
+            f"{at.file}:{at.line}: the device's memory does not hold {samples} samples at once: write "
+            f"elastic.prepare(..., at_once={samples // 2})"
+        ) from error
     if run.prepared is None:
         raise TrainingCodeError(f"{script.path}: the script has ended without a call of elastic.prepare")
     if not run.looped and run.library_epochs is None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
-HIDDEN: Mapping[str, str] = {_VISIBLE: "-1"}
+HIDDEN: Mapping[str, str] = {VISIBLE: "-1"}
 """Environment of a process that is to see no GPU: CUDA takes the list up to the first index that does not exist."""
 
 
@@ -30,7 +30,7 @@ def only(gpu: str) -> dict[str, str]:
     Args:
         gpu: As CUDA names it: an index, or a UUID.
     """
-    return {_VISIBLE: gpu, "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+    return {VISIBLE: gpu, "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
 
 def gpu_names(count: int, environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -38,5 +38,14 @@ def gpu_names(count: int, environment: Mapping[str, str]) -> tuple[str, ...]:
 
     They are those that `CUDA_VISIBLE_DEVICES` lists, if it does.
     """
-    listed = [name.strip() for name in environment.get(_VISIBLE, "").split(",") if name.strip()]
-    return tuple(listed[:count]) if listed else tuple(str(index) for index in range(count))
+    return visible_in(environment)[:count] or tuple(str(index) for index in range(count))
+
+
+def visible_in(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the GPUs that `CUDA_VISIBLE_DEVICES` lists; empty if it lists none."""
+    return tuple(name for one in environment.get(VISIBLE, "").split(",") if (name := one.strip()))
+
+
+def hidden_in(environment: Mapping[str, str]) -> bool:
+    """Whether `CUDA_VISIBLE_DEVICES` hides all GPUs, as its empty list does."""
+    return environment.get(VISIBLE, "0").strip() in ("", HIDDEN[VISIBLE])

@@ -96,9 +96,9 @@ class ProcessEngine(Engine):
             a job's processes.
         fork_targets: `module:function` that processes of a role run instead, forked from a process that has imported it
             (`forking.ForkServer`). The others, and with another command all, are started by the command.
-        gpus: The GPUs to place workers on, one worker on each; with none, workers see no GPU. None: whatever starts a
-            worker says in `env` which it sees. Processes of other roles never see any, but for custom loops and
-            commands, whose code decides for itself.
+        gpus: The GPUs to place workers on, one worker on each; with none, those of a Keras model see no GPU, and custom
+            loops and commands what this process does, as their code decides for itself. None: whatever starts a worker
+            says in `env` which it sees. Processes of other roles never see any.
         warm: Has the server instead, which other engines have used and will use; that of workers forks aggregators and
             coordinators, too. None: the engine has one of its own.
         tenants: Starts the aggregators instead, in the pool of this machine; closed with the engine.
@@ -177,7 +177,7 @@ class ProcessEngine(Engine):
 
     def _gpu_of(self, role: str) -> str:
         """Choose the GPU of a process; empty if it gets none. It is free again when the process has ended."""
-        if role not in ("command", "worker") or not self._gpus:
+        if role not in ("command", "loop", "worker") or not self._gpus:
             return ""
         held = [process.gpu for process in self._processes.values() if process.gpu and not process.ended]
         return gpu_for(self._gpus, held)

@@ -18,6 +18,7 @@ parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--samples", type=int, default=500)
 parser.add_argument("--save", default="")
 parser.add_argument("--ddp", action="store_true")
+parser.add_argument("--device", default="cpu")
 parser.add_argument("--scaler", action="store_true")
 parser.add_argument("--at-once", type=int)
 parser.add_argument("--pause", type=float, default=0.0)
@@ -42,8 +43,10 @@ def data(samples):
 
 
 def build(args):
+    if args.device == "tiny":
+        import torch_device  # noqa: F401 - registers it
     torch.manual_seed(3)
-    model = Model().double()
+    model = Model().double().to(args.device)
     train, size, sampler = data(args.samples), args.batch_size, None
     if args.scaler:
         train.tensors[0][100] = torch.nan  # a scaler leaves its steps out
@@ -65,10 +68,10 @@ def collate(rows):
     return {"x": torch.stack([x for x, _ in rows]), "y": torch.stack([y for _, y in rows])}
 
 
-def train_epoch(model, optimizer, loader, scheduler, scaler, epoch):
+def train_epoch(model, optimizer, loader, scheduler, scaler, epoch, device):
     getattr(model, "module", model).body.requires_grad_(epoch >= 1)  # frozen at first
     for number, batch in enumerate(loader):
-        loss = nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+        loss = nn.functional.cross_entropy(model(batch["x"].to(device)), batch["y"].to(device))
         optimizer.zero_grad(set_to_none=number % 2 == 0)
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
@@ -82,11 +85,11 @@ def train_epoch(model, optimizer, loader, scheduler, scaler, epoch):
 def main():
     args = parser.parse_args()
     model, optimizer, loader, scheduler = build(args)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=7, enabled=args.scaler)
+    scaler = torch.amp.GradScaler(args.device, init_scale=1024.0, growth_interval=7, enabled=args.scaler)
     given = (model, optimizer, loader, scheduler, *([scaler] if args.scaler else []))
     model, optimizer, loader, scheduler, *_ = elastic.prepare(*given, at_once=args.at_once)
     for epoch in range(args.epochs):
-        train_epoch(model, optimizer, loader, scheduler, scaler, epoch)
+        train_epoch(model, optimizer, loader, scheduler, scaler, epoch, args.device)
         time.sleep(args.pause)
         optimizer.param_groups[0]["weight_decay"] = 0.02 / (epoch + 2)
         elastic.log(epoch=epoch, decay=optimizer.param_groups[0]["weight_decay"])

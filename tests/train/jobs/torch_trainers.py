@@ -1,6 +1,7 @@
 """A script whose loop is that of a trainer, of Transformers or Lightning; in a job, by three calls."""
 
 import argparse
+import os
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ parser.add_argument("trainer", choices=["transformers", "lightning"])
 parser.add_argument("--save", default="")
 parser.add_argument("--at-once", type=int)
 parser.add_argument("--interval", default="step")
+parser.add_argument("--device", default="cpu")
 
 EPOCHS, BATCH, SAMPLES, LENGTH, PADDING = 4, 24, 500, 7, -100
 
@@ -63,7 +65,7 @@ def with_transformers(args):
         warmup_steps=0.1,
         weight_decay=0.02,
         eval_strategy="epoch",
-        use_cpu=True,
+        use_cpu=args.device == "cpu",
         report_to="none",
         disable_tqdm=True,
         save_strategy="no",
@@ -75,6 +77,27 @@ def with_transformers(args):
     elastic.prepare(trainer, at_once=args.at_once)
     trainer.train()
     return trainer.model
+
+
+def _accelerator(device):
+    """What Lightning knows of a device."""
+    from lightning.pytorch.accelerators import Accelerator
+
+    class Other(Accelerator):
+        name = staticmethod(lambda: device)
+        is_available = staticmethod(lambda: True)
+        auto_device_count = staticmethod(lambda: 1)
+        parse_devices = staticmethod(lambda devices: [0])
+        get_parallel_devices = staticmethod(lambda devices: [torch.device(device, 0)])
+
+        def setup_device(self, device): ...
+
+        def teardown(self): ...
+
+        def get_device_stats(self, device):
+            return {}
+
+    return Other()
 
 
 def with_lightning(args):
@@ -109,7 +132,7 @@ def with_lightning(args):
 
     module = Module()
     trainer = lightning.Trainer(
-        accelerator="cpu",
+        accelerator="cpu" if args.device == "cpu" else _accelerator(args.device),
         devices=1,
         max_epochs=EPOCHS,
         gradient_clip_val=0.5,
@@ -129,6 +152,10 @@ def with_lightning(args):
 
 if __name__ == "__main__":
     args = parser.parse_args()
+    if args.device == "tiny":
+        import torch_device  # noqa: F401 - registers it
+
+        os.environ["ACCELERATE_TORCH_DEVICE"] = args.device
     model = with_transformers(args) if args.trainer == "transformers" else with_lightning(args)
     if args.save:
-        torch.save(model.state_dict(), args.save)
+        torch.save({name: tensor.cpu() for name, tensor in model.state_dict().items()}, args.save)
