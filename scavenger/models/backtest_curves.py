@@ -26,7 +26,8 @@ TARGET_AT = 0.9
 """A run's target is the best value that it has reached at this share of its length."""
 
 WRONG_HINT = 1.87
-"""The wrong hint, relative to the truth; a hint is taken to err by `HINT_LOG_SD`."""
+"""The high hint over the truth, and the truth over the low one; a hint is taken to err by `HINT_LOG_SD`. Either alone
+would reward forecasts that lean to the other side."""
 HINT_LOG_SD = 0.3
 
 OWN = "learning curve"
@@ -184,15 +185,15 @@ def _estimates(run: CurveRun, other: CurveRun, share: float) -> dict[str, _Estim
     if other is not run:
         known = EarlierRun(other.steps, other.values)
         methods["another run known"] = own(earlier=[known])._replace(final=math.nan)
-    wrong = WRONG_HINT * truth
     methods |= {
         "last value": _Estimate(now, best),
         "as long again": _Estimate(2.0 * now),
         "power law": _power_law(steps, values, target, end, run.mode),
         "log-log line": _log_log(steps, values, target, end),
-        "wrong hint": _Estimate(wrong),
-        "with wrong hint": own(hint=Hint(wrong, HINT_LOG_SD))._replace(final=math.nan),
+        "wrong hint": _Estimate(WRONG_HINT * truth),
     }
+    for name, hint in (("high", WRONG_HINT), ("right", 1.0), ("low", 1.0 / WRONG_HINT)):
+        methods[f"with {name} hint"] = own(hint=Hint(hint * truth, HINT_LOG_SD))._replace(final=math.nan)
     return methods
 
 

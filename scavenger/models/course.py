@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scavenger.models.earlier_runs import EarlierRun
+from scavenger.models.learning_curve import SAME_SAMPLES, Mode, passage_log_sd
 from scavenger.models.types import Finite, Positive
 
 POINTS_MAX = 128
@@ -52,17 +53,40 @@ class Course:
         """The course as it tells the shapes for the forecast of another run."""
         return EarlierRun(np.array(self.epochs), np.array(self.values))
 
-    def passage_sd(self) -> float:
-        """Evaluations by which their noise moves the one that is first seen to reach the target; 0 if unknown.
+    def passage_log_sd(self, target: float, mode: Mode, *, noise: float, limit: float) -> float:
+        """Standard deviation of ln of the epochs by the noise of the evaluations alone; 0 if that is unknown.
 
-        Of a metric that changes by `s` in an epoch, after which it is evaluated, and has the noise `n`, an evaluation
-        has the value of another one that is `n / s` away. Noise is what second differences of the later half show, as
-        the course is nearly straight there: they have six times its variance.
+        Args:
+            noise: Of an evaluation; 0 if unknown. Then that counts which the course shows.
+            limit: Epochs after which a run ends.
         """
-        half = len(self.values) // 2
-        at, late = np.array(self.epochs[half:]), np.array(self.values[half:])
-        if len(late) < LATE_MIN:
-            return 0.0
-        noise = math.sqrt(float(np.mean(np.diff(late, 2) ** 2)) / 6.0)
-        slope = abs(float(np.polyfit(at, late, 1)[0]))
-        return noise / slope if slope > 0.0 else math.inf if noise else 0.0
+        noise = SAME_SAMPLES * noise or self.noise()
+        return (
+            0.0
+            if noise <= 0.0
+            else passage_log_sd(self.epochs, self.values, target, mode=mode, noise=noise, limit=limit)
+        )
+
+    def noise(self) -> float:
+        """Standard deviation of an evaluation, by second differences of the later half; 0 if unknown.
+
+        The course is nearly straight there, so that they have six times its variance.
+        """
+        late = np.array(self.values[len(self.values) // 2 :])
+        return math.sqrt(float(np.mean(np.diff(late, 2) ** 2)) / 6.0) if len(late) >= LATE_MIN else 0.0
+
+
+def evaluation_noise(
+    metric: str | None, target: float | None, mode: Mode, *, validation: int, training: int
+) -> float:
+    """Standard deviation of an evaluation near the target: binomial for an accuracy; 0 if unknown.
+
+    Args:
+        validation, training: Samples of an evaluation of either data; 0 if unknown.
+    """
+    if (
+        metric is None or target is None or "acc" not in metric or mode != "max"
+    ):  # such a name may also be of a loss
+        return 0.0
+    samples = validation if metric.startswith("val_") else training
+    return math.sqrt(target * (1.0 - target) / samples) if samples and 0.0 < target < 1.0 else 0.0

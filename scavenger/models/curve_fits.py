@@ -25,6 +25,8 @@ class Errors(NamedTuple):
         shared: κ: what the curves do not explain ahead, over what they do not explain of the course so far.
         early: How fast the prior falls with T / t. It is 1 for a run that is looked at at any time alike, and more
             where evaluations count for little, as the best slope favours targets far away, which any curve reaches.
+        hinted: The same beside a hint, which is what is known of T: only what is more than 1 is left. With a
+            schedule, of which the drops tell more than a hint, all of it is.
     """
 
     temper: float
@@ -33,6 +35,7 @@ class Errors(NamedTuple):
     drifts: tuple[float, ...]
     shared: float
     early: float
+    hinted: float
 
     @property
     def least(self) -> float:

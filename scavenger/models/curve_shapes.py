@@ -100,6 +100,22 @@ def ending() -> Family:
     return Family(1.0, log_prior, above, staying)
 
 
+WAITING_SHARE = 0.05
+"""How probable a run is that has not begun to fall, relative to the shapes that end: as one that never reaches its
+target, which looks the same (`learning_curve.NEVER`)."""
+
+
+def waiting(now: float) -> Family:
+    """The run that stands on a plateau until now: where it will reach its target, its course so far does not tell."""
+
+    def above(at: FloatArray, totals: FloatArray) -> FloatArray:
+        ends = totals[:, None]
+        left = np.clip((ends - at) / np.maximum(ends - now, 1e-12), 0.0, 1.0)
+        return np.where(ends > now, left, 0.0)[None]
+
+    return Family(WAITING_SHARE, np.zeros(1), above)
+
+
 LAW_STEPS = 24_000.0
 """Steps of a run that the law of schedules was fitted to; a schedule counts as long, until its last change."""
 

@@ -31,7 +31,7 @@ def evaluations_ahead(now: float, every: float, end: float) -> tuple[FloatArray,
 
 
 def first_passage(means: FloatArray, noise: FloatArray, counts: FloatArray) -> FloatArray:
-    """Probability of each evaluation to be the first below 0, averaged over equally probable curves.
+    """Probability of each evaluation to be the first below 0, by curve.
 
     Args:
         means: Of the series at the evaluations, by curve, shape `(n, j)`.
@@ -39,11 +39,11 @@ def first_passage(means: FloatArray, noise: FloatArray, counts: FloatArray) -> F
         counts: Evaluations that each of the j stands for, shape `(j,)`.
 
     Returns:
-        Shape `(j,)`; the sum is below 1 by the probability that none is.
+        Shape `(n, j)`; each sum is below 1 by the probability that none is.
     """
     log_missed = np.cumsum(counts * log_ndtr(means / noise[:, None]), axis=1)
     missed = np.exp(np.concatenate((np.zeros((len(means), 1)), log_missed), axis=1))
-    return np.asarray(-np.diff(missed, axis=1).mean(axis=0))
+    return np.asarray(-np.diff(missed, axis=1))
 
 
 def resampled(mass: FloatArray, count: int) -> IntArray:

@@ -147,6 +147,7 @@ class JobModel:
         reference_batch_size: int | None = None,
         prior: JobModel | None = None,
         noise: Sequence[NoiseReading] | None = None,
+        passage_log_sd: float = 0.0,
         rate_kept: bool = False,
     ) -> JobModel:
         """Fit both models to a profile; deterministic, and independent of the order of its measurements.
@@ -157,7 +158,7 @@ class JobModel:
             reference_batch_size: See `fit_statistical`.
             prior: A stored model of a similar job, used where the profile has no data.
             noise: Readings over the run so far; None takes those of the measurements.
-            rate_kept: See `fit_statistical`.
+            passage_log_sd, rate_kept: See `fit_statistical`.
 
         Raises:
             ValueError: If no usable step time was measured and `prior` has none either.
@@ -178,7 +179,7 @@ class JobModel:
             reference_batch_size=reference_batch_size,
             prior=None if prior is None else prior.statistical,
             noise=noise,
-            passage_sd=0.0 if prior is None or prior.course is None else prior.course.passage_sd(),
+            passage_log_sd=passage_log_sd,
             rate_kept=rate_kept,
         )
         evaluation, evaluation_notes = fit_evaluation(

@@ -20,8 +20,9 @@ is weighed by how well it passes through the evaluations, whose errors are those
 
 with one unknown scale, so that the weight of a curve falls with a power of its residual, as Student's t does: a few
 evaluations far off weigh little. Curves whose asymptote falls short of the target stand for a run that never reaches
-it. Before any evaluation every ln T is as probable as r^-`early`, or as a hint says: that a run is looked at now and
-not at another time makes T near t the more probable [1]_.
+it. Before any evaluation every ln T is as probable as r^-`early`: that a run is looked at now and not at another time
+makes T near t the more probable [1]_. Beside a hint that tells nothing, and r^-`hinted` is left of it. A run that has
+one may also stand on a plateau, which ends at no known time.
 
 All curves are fitted at once, so that an update takes some milliseconds.
 
@@ -46,15 +47,21 @@ from scipy.special import logsumexp, ndtri
 from scavenger.domain.curve import FloatArray, IntArray
 from scavenger.models.curve_fits import Errors, Fit, covariance
 from scavenger.models.curve_points import OUTLIER, Evaluations
-from scavenger.models.curve_shapes import Family, RateSchedule, annealed, ending, log_priors
+from scavenger.models.curve_shapes import Family, RateSchedule, annealed, ending, log_priors, waiting
 from scavenger.models.earlier_runs import EarlierRun
 from scavenger.models.first_passage import evaluations_ahead, first_passage, resampled
 
-ALONE = Errors(temper=0.16, freedom=6.4, floor=0.012, drifts=(0.67, 3.4, 17.0), shared=0.8, early=2.0)
+ALONE = Errors(
+    temper=0.16, freedom=6.4, floor=0.012, drifts=(0.67, 3.4, 17.0), shared=0.8, early=2.0, hinted=1.0
+)
 """Where nothing but the metric is known, by public curves (`python -m benchmarks curves`)."""
-SCHEDULE = Errors(temper=0.3, freedom=6.0, floor=0.01, drifts=(0.2, 1.0, 5.0, 20.0), shared=1.0, early=1.15)
+SCHEDULE = Errors(
+    temper=0.3, freedom=6.0, floor=0.01, drifts=(0.2, 1.0, 5.0, 20.0), shared=1.0, early=1.15, hinted=1.15
+)
 """Where a schedule tells more of the curve."""
-NOISY = Errors(temper=0.5, freedom=6.0, floor=0.06, drifts=(0.6, 2.0, 6.0, 20.0), shared=1.0, early=1.3)
+NOISY = Errors(
+    temper=0.5, freedom=6.0, floor=0.06, drifts=(0.6, 2.0, 6.0, 20.0), shared=1.0, early=1.3, hinted=0.3
+)
 """Where the noise of an evaluation is known."""
 
 COARSE = 0.1
@@ -74,8 +81,8 @@ RATIO_MAX, FAR_STEP = 30.0, 0.15
 """Largest T / t without a hint, and the steps of ln T beyond, where a hint lies there."""
 
 MISLED, MISLED_WIDTH = 0.8, 2.0
-"""Probability that a hint is worth less than it claims, and by what its deviation is larger then: a hint 87 % too
-high still leads to 48 % at half the way with 0.5."""
+"""Probability that a hint is worth less than it claims, and by what its deviation is larger then; by judgement,
+as no data tells how users err."""
 
 RATIOS = np.exp(np.concatenate(([0.002, 0.005, 0.01], np.geomspace(0.02, math.log(RATIO_MAX), 60))))
 ENDING = ending()
@@ -173,20 +180,61 @@ def forecast(
     ratios = _ratios(now, hint)
     totals = now * ratios
     shapes = ENDING.log_prior + sum(run.log_weights(ENDING, ALONE, scale, goal) for run in earlier)
-    families = [replace(ENDING, log_prior=shapes)]
+    families = [replace(ENDING, log_prior=shapes), *(() if hint is None else (waiting(now),))]
     if schedule is not None:
         families.append(annealed(schedule if schedule.steps[-1] > now else schedule.continued(totals[-1])))
     errors = SCHEDULE if schedule is not None else NOISY if noise > 0.0 else ALONE
-    curves, prior = _Curves(families, errors, now, x, y, counts), _prior(ratios, totals, hint, errors.early)
+    early = errors.early if hint is None else errors.hinted
+    curves, prior = _Curves(families, errors, now, x, y, counts), _prior(ratios, totals, hint, early)
     if noise > 0.0:
         means = np.concatenate((BEHIND, ratios))
-        chances = (means, _prior_of_means(means, now, hint, errors.early))
+        chances = (means, _prior_of_means(means, now, hint, early))
         return _passage(curves, course, chances, (totals, prior), limit, floor=sigma / gap)
     log_reached, short = curves.evidence(ratios, prior)
     never = (1.0 - DOUBT) * short + DOUBT * NEVER
     when = (1.0 - DOUBT) * np.exp(log_reached) + DOUBT * prior
     mass = np.append((1.0 - never) * when, never)
     return _summary(now, totals, mass, limit, late=now * course.half_step())
+
+
+def passage_log_sd(
+    at: Sequence[float] | FloatArray,
+    values: Sequence[float] | FloatArray,
+    target: float,
+    *,
+    mode: Mode,
+    noise: float,
+    limit: float,
+) -> float:
+    """Standard deviation of ln of the epochs of a run by the noise of its evaluations alone, by the course of another.
+
+    Where an epoch brings less than the noise, the first evaluation that is good enough is as late as chance will have
+    it. The curves of the mean are those that a forecast would weigh, here beside all of a run that has ended; each has
+    a first passage from the beginning of a run, and the variances of their logarithms are averaged, each by
+    its probability to be reached.
+
+    Args:
+        at, values, mode: As of `forecast`, of a run of the same job.
+        noise: Standard deviation from one evaluation to the next near the target, above 0.
+        limit: Evaluations after it do not count.
+    """
+    scale = _scale(values, target, mode, annealed=False)
+    course, goal = Evaluations.of(at, scale(values)), float(scale(target))
+    now = float(course.at[-1])
+    sigma = abs(float(scale(target - noise if mode == "max" else target + noise)) - goal)
+    gap = max(float(course.best[-1] - goal), sigma)
+    x, y, counts = course.points(raw=True)
+    curves = _Curves([ENDING], NOISY, now, x, np.minimum((y - goal) / gap, OUTLIER), counts)
+    means = np.concatenate((BEHIND, RATIOS))
+    chances = _prior_of_means(means, now, None, NOISY.hinted)  # that now is the end of the run is no chance
+    places, of_each = evaluations_ahead(0.0, course.every(), max(limit, now))
+    mass = first_passage(*curves.drawn(means, chances, places, floor=sigma / gap), of_each)
+    weight, logs = mass.sum(axis=1), np.log(places)
+    if not np.any(weight > 0.0):
+        return 0.0
+    share = mass / np.maximum(weight, np.finfo(np.float64).tiny)[:, None]
+    variance = np.maximum(share @ logs**2 - (share @ logs) ** 2, 0.0)
+    return math.sqrt(float(np.average(variance, weights=weight)))
 
 
 def _passage(
@@ -207,7 +255,7 @@ def _passage(
     now = curves.now
     end = float(totals[0][-1]) if limit is None else 1.3 * limit
     at, counts = evaluations_ahead(now, course.every(), end)
-    mass = first_passage(*curves.drawn(*means, at, floor=floor), counts)
+    mass = first_passage(*curves.drawn(*means, at, floor=floor), counts).mean(axis=0)
     doubted = np.diff(np.interp(at, totals[0], np.cumsum(totals[1])), prepend=0.0)
     reached = (1.0 - DOUBT) * mass + DOUBT * (1.0 - NEVER) * doubted
     return _summary(now, at, np.append(reached, max(0.0, 1.0 - float(reached.sum()))), limit, single=True)

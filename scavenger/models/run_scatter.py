@@ -10,7 +10,8 @@ model is of another run, so that the machine may differ by more: by what runs of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from scavenger.domain.measurement import Measurement
 from scavenger.models.parallel import standard_error
@@ -56,3 +57,29 @@ def run_log_sd(ratios: Iterable[float], before: float = RUN_LOG_SD) -> float:
     """
     squares = [math.log(ratio) ** 2 for ratio in ratios if 0.0 < ratio < math.inf]
     return math.sqrt((_PRIOR_RUNS * before**2 + math.fsum(squares)) / (_PRIOR_RUNS + len(squares)))
+
+
+def with_the_run(profiled: Sequence[Measurement], own: Measurement) -> tuple[Measurement, ...]:
+    """A profile as it is stored for later runs, by the steps of the run after it.
+
+    How much faster or slower the machine was in the run than in the seconds of the profile is a factor that all of its
+    step times share. A run has many more steps, over a longer time, and `rerun_ratios` tell how the next one differs
+    from it, so all times are taken to the run's. A configuration that was not profiled is one more point.
+
+    Args:
+        own: The undisturbed steps of the run at the chosen configuration.
+    """
+    there = next((one for one in profiled if one.configuration == own.configuration), None)
+    if there is None:
+        return (*profiled, own)
+    factor = own.step_time_s / there.step_time_s
+    return tuple(
+        replace(
+            one,
+            step_time_s=factor * one.step_time_s,
+            step_time_spread_s=factor * one.step_time_spread_s,
+            compute_s=factor * one.compute_s,
+            sync_s=factor * one.sync_s,
+        )
+        for one in profiled
+    )

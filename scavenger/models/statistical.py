@@ -249,7 +249,7 @@ def fit_statistical(
     law: Literal["critical-batch", "u-shaped", "noise-linear"] | None = None,
     prior: StatisticalModel | None = None,
     noise: Sequence[NoiseReading] | None = None,
-    passage_sd: float = 0.0,
+    passage_log_sd: float = 0.0,
     rate_kept: bool = False,
 ) -> StatisticalModel:
     """Fit the epochs as a function of B to the available evidence.
@@ -266,7 +266,7 @@ def fit_statistical(
         law: The only law to fit; None weights all laws by the evidence.
         prior: Stored model that gives the level or B* if there is no other evidence.
         noise: φ over the run so far, with its progress; None takes that of the measurements.
-        passage_sd: Evaluations by which their noise moves the one that reaches the target, see `Course.passage_sd`.
+        passage_log_sd: Standard deviation of ln of a run's epochs by the noise of its evaluations, as far as known.
         rate_kept: Whether the learning rate is that of the smallest batch size at every other one.
 
     Raises:
@@ -291,7 +291,7 @@ def fit_statistical(
         )
         return StatisticalModel(fixed, 0.0, 0.0, 0.0, 0.0, low, high, notes=notes)
 
-    level = _level(runs, global_batch_sizes, epochs_hint, max_epochs, prior, passage_sd)
+    level = _level(runs, global_batch_sizes, epochs_hint, max_epochs, prior, passage_log_sd)
     floor, slope = _noise_line(measurements)
     evidence = EpochEvidence(
         batch=level.batch,
@@ -383,7 +383,7 @@ def _level(
     epochs_hint: float | None,
     max_epochs: float,
     prior: StatisticalModel | None,
-    passage_sd: float,
+    passage_log_sd: float,
 ) -> _Level:
     """The level from finished runs, else the hint, else a stored model, else the bound."""
     if runs:
@@ -393,7 +393,7 @@ def _level(
         note = f"{EPOCHS_FROM}{kind} runs ({len(runs)}) at batch {sizes}"
         if missed:
             note += f", {missed} of which missed the target: what they lacked is forecast"
-        return _Level(*_run_means(runs, max(EVALUATION_SD, passage_sd)), False, note)
+        return _Level(*_run_means(runs, passage_log_sd), False, note)
     smallest, largest = float(batch_sizes[0]), float(batch_sizes[-1])
     if epochs_hint is not None:
         note = f"{EPOCHS_FROM}goal.epochs_hint: {epochs_hint:g} at batch {smallest:g}"
@@ -411,15 +411,16 @@ def _level(
 
 
 def _run_means(
-    runs: Sequence[ConvergenceRecord], evaluation_sd: float
+    runs: Sequence[ConvergenceRecord], passage_log_sd: float
 ) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...], float]:
     """Per batch size: B, ln of the mean epochs and its standard error; and the spread of single runs.
 
     The variance of ln e at a batch size is shrunk to that pooled over all of them, and the pooled one to
-    `RUN_LOG_SD` and `evaluation_sd`, both by degrees of freedom: batch sizes with one run have a standard error too,
-    and a few equal runs, which whole epochs make likely, do not pass for exact. The spread of the run to come is
-    widened as Student's t is, so that 1.645 times it covers 90 % however few runs there were. A run that missed its
-    target counts by the error of its forecast.
+    `RUN_LOG_SD` and what evaluations add to it, both by degrees of freedom: batch sizes with one run have a standard
+    error too, and a few equal runs, which whole epochs make likely, do not pass for exact. What is not
+    known of the spread of the run to come is widened as Student's t is, so that 1.645 times it covers 90 % however few
+    runs there were; what the noise of its evaluations adds is known. A run that missed its target counts by the error
+    of its forecast.
     """
     by_size: dict[int, list[ConvergenceRecord]] = {}
     for run in runs:
@@ -430,11 +431,12 @@ def _run_means(
     squares, counts = [_squares(logs) for logs in reached], [len(logs) for logs in reached]
     weight = RUN_LOG_SD_WEIGHT
     freedom = weight + sum(max(count - 1, 0) for count in counts)
-    noise = math.fsum(min(evaluation_sd * run.every / run.epochs, BOUND_LOG_SD) ** 2 for run in runs) / len(
-        runs
-    )
+    of_runs = [max(EVALUATION_SD * run.every / run.epochs, passage_log_sd) for run in runs]
+    noise = math.fsum(min(log_sd, BOUND_LOG_SD) ** 2 for log_sd in of_runs) / len(runs)
     pooled = (weight * (RUN_LOG_SD**2 + noise) + math.fsum(squares)) / freedom
     student = float(stdtrit(freedom, 0.95) / ndtri(0.95))
+    known = min(passage_log_sd**2, pooled)
+    spread = math.sqrt(student**2 * (pooled - known) + known)
     means, errors = [], []
     for size, square, count in zip(sizes, squares, counts, strict=True):
         own = (weight * pooled + square) / (weight + max(count - 1, 0))
@@ -445,7 +447,7 @@ def _run_means(
         )
         means.append(math.log(epochs))
         errors.append(math.sqrt(own / whole))
-    return tuple(float(size) for size in sizes), tuple(means), tuple(errors), student * math.sqrt(pooled)
+    return tuple(float(size) for size in sizes), tuple(means), tuple(errors), spread
 
 
 def _squares(values: Sequence[float]) -> float:

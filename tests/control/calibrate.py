@@ -4,7 +4,8 @@ Each job is drawn by its seed and runs twice in virtual time, through the real s
 first and second runs, how many actual times and costs are inside, the median half-width, how many times are above the
 interval, and the error. Beneath it stands where the width comes from: the standard deviation of ln of the whole time
 (median of the jobs) if only the epochs, the steps, the starts or the end were uncertain; and how far actual epochs and
-step times were from predicted ones: the root mean square of ln of their ratio, and its mean, which is a bias.
+step times were from predicted ones: the root mean square of ln of their ratio, its mean, and the median and the mean of
+the ratio. A prediction is a median: its ratios have the median 1, and a mean above it, as they are skewed.
 """
 
 from __future__ import annotations
@@ -103,7 +104,11 @@ def parts(outcomes: Sequence[Outcome]) -> str:
             for one in outcomes
             if one.predicted
         ]
-        came.append(f"{name} {np.sqrt(np.mean(np.square(off))):.2f} ({np.mean(off):+.2f})")
+        ratios = np.exp(off)
+        came.append(
+            f"{name} {np.sqrt(np.mean(np.square(off))):.2f} ({np.mean(off):+.2f}; "
+            f"median {np.median(ratios):.2f}, mean {np.mean(ratios):.2f})"
+        )
     return f"  alone: {', '.join(texts)}; came: {', '.join(came)}"
 
 

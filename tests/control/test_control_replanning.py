@@ -383,7 +383,10 @@ def test_reuse_profiles_nothing_however_fast_the_machine_has_become_and_predicts
 KNOWN = Known(
     SPACE,
     SAMPLES,
-    cast(ModelLibrary, SimpleNamespace(convergence=(), run_ratios=(), rerun_ratios=(), endings_s=(1.0,))),
+    cast(
+        ModelLibrary,
+        SimpleNamespace(same=None, convergence=(), run_ratios=(), rerun_ratios=(), endings_s=(1.0,)),
+    ),
 )
 
 

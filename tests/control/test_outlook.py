@@ -183,7 +183,13 @@ def after_50_epochs(folder: Path, learning_rate: object, schedule_batch: int) ->
     optimizer = json.dumps({"class_name": "SGD", "config": {"learning_rate": learning_rate}})
     goal = GoalSpec(metric="val_loss", target=1.0 + 64.0**-0.3 - 0.1, max_epochs=120)
     metrics = [{"val_loss": 1.0 + epoch**-0.3} for epoch in range(1, 51)]
-    manifest = SimpleNamespace(optimizer=optimizer, tensors=(), schedule_batch=schedule_batch)
+    manifest = SimpleNamespace(
+        optimizer=optimizer,
+        tensors=(),
+        schedule_batch=schedule_batch,
+        validation_size=0,
+        dataset_size=SAMPLES,
+    )
     scripted = Scripted(epoch_steps=EPOCH_STEPS, worker_sqnorm=1.5, metrics=metrics, manifest=manifest)
     trainer = trainer_of(scripted, folder, goal=goal)
     trainer.start(1)
@@ -198,7 +204,7 @@ def test_the_course_of_an_earlier_run_is_stored_and_followed(tmp_path: Path) -> 
     """The first run guesses until epoch 40, the other until epoch 32; they end at epoch 100 and 80."""
     goal = GOAL.model_copy(update={"target": 1.2})
     forecasts, course = [], None
-    for name, pace, seen in (("first", 1.0, 100), ("known", 1.25, 20), ("unknown", 1.25, 20)):
+    for name, pace, seen in (("first", 1.0, 100), ("known", 1.25, 30), ("unknown", 1.25, 30)):
         metrics = [
             {
                 "val_loss": 1.2
@@ -217,8 +223,8 @@ def test_the_course_of_an_earlier_run_is_stored_and_followed(tmp_path: Path) -> 
         course = outlook.course() if name == "first" else course
     known, unknown = forecasts
 
-    assert known == pytest.approx(80.0, rel=0.2)
-    assert abs(known - 80.0) < abs(unknown - 80.0)
+    assert known == pytest.approx(80.0, rel=0.25)
+    assert abs(known - 80.0) < 0.8 * abs(unknown - 80.0)
 
 
 def test_the_same_course_is_forecast_once(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from scavenger.models.course import POINTS_MAX, Course
+from scavenger.models.course import POINTS_MAX, Course, evaluation_noise
+from scavenger.models.learning_curve import SAME_SAMPLES, Mode
 
 
 def test_a_long_course_is_thinned_out_and_keeps_its_ends() -> None:
@@ -33,15 +34,50 @@ def test_a_damaged_course_is_refused(epochs: tuple[float, ...]) -> None:
         Course("val_loss", epochs, (1.0, 0.5))
 
 
+def falling(half: float, evaluations: int, noise: float = 0.0, seed: int = 0) -> Course:
+    """An accuracy whose errors halve with each `half` times as many epochs, and are 3 % at the last one."""
+    at = np.arange(1.0, evaluations + 1.0)
+    errors = 0.03 * (at / evaluations) ** -(math.log(2.0) / math.log(half))
+    return Course(
+        "val_accuracy",
+        tuple(at),
+        tuple(1.0 - errors - noise * np.random.default_rng(seed).normal(size=len(at))),
+    )
+
+
 def test_noise_moves_the_evaluation_that_reaches_the_target_the_more_the_flatter_the_course() -> None:
-    random, at = np.random.default_rng(0), np.arange(1.0, 101.0)
+    def moved(half: float, noise: float, evaluations: int = 12) -> float:
+        return falling(half, evaluations).passage_log_sd(0.97, "max", noise=noise, limit=100.0)
 
-    def moved(slope: float, noise: float) -> float:
-        values = slope * at + noise * random.normal(size=len(at))
-        return Course("val_accuracy", tuple(at), tuple(values)).passage_sd()
+    assert moved(1.3, 0.01) < 0.5 * moved(3.0, 0.01)
+    assert moved(3.0, 0.003) < 0.7 * moved(3.0, 0.01)
+    assert moved(3.0, 0.01, 6) > 0.2  # a course of six tells it as well
 
-    assert moved(0.01, 0.0) == pytest.approx(0.0, abs=1e-9)
-    assert moved(0.01, 0.02) == pytest.approx(2.0, rel=0.4)
-    assert moved(0.02, 0.02) == pytest.approx(1.0, rel=0.4)
-    assert Course("loss", (1.0, 2.0, 3.0), (0.5, 0.5, 0.5)).passage_sd() == 0.0
-    assert Course("loss", tuple(at), (0.5,) * 100).passage_sd() == 0.0
+
+def test_the_spread_by_noise_is_that_of_runs_that_share_a_course() -> None:
+    random, course = np.random.default_rng(1), falling(2.0, 60)
+    means, noise = np.array(course.values), 0.006
+    reached = []
+    for _ in range(400):
+        good = np.flatnonzero(means + noise * random.normal(size=len(means)) >= 0.96)
+        reached += [math.log(good[0] + 1.0)] if len(good) else []
+
+    found = course.passage_log_sd(0.96, "max", noise=noise / SAME_SAMPLES, limit=60.0)
+    assert found == pytest.approx(float(np.std(reached)), rel=0.5)
+
+
+def test_unknown_noise_is_that_of_second_differences_of_a_long_course() -> None:
+    assert falling(2.0, 60, noise=0.004).noise() == pytest.approx(0.004, rel=0.3)
+    assert (
+        Course("loss", (1.0, 2.0, 3.0), (0.5, 0.5, 0.5)).passage_log_sd(0.4, "min", noise=0.0, limit=9.0)
+        == 0.0
+    )
+
+
+def test_the_noise_of_an_accuracy_is_binomial() -> None:
+    def noise(metric: str, target: float | None, mode: Mode = "max") -> float:
+        return evaluation_noise(metric, target, mode, validation=100, training=400)
+
+    assert (noise("val_accuracy", 0.9), noise("accuracy", 0.9)) == pytest.approx((0.03, 0.015))
+    assert noise("val_loss", 0.9) == noise("val_acc_loss", 0.9, "min") == noise("val_accuracy", None) == 0.0
+    assert evaluation_noise("val_accuracy", 0.9, "max", validation=0, training=400) == 0.0

@@ -12,14 +12,14 @@ from scavenger.models.learning_curve import Forecast, Hint, forecast
 
 
 def test_at_a_level_every_evaluation_is_a_coin() -> None:
-    found = first_passage(np.zeros((1, 5)), np.ones(1), np.ones(5))
+    (found,) = first_passage(np.zeros((1, 5)), np.ones(1), np.ones(5))
 
     assert found.tolist() == pytest.approx([0.5, 0.25, 0.125, 0.0625, 0.03125])
 
 
 def test_several_evaluations_in_one_place_count_as_many() -> None:
-    single = first_passage(np.full((1, 10), 1.0), np.ones(1), np.ones(10))
-    grouped = first_passage(np.full((1, 2), 1.0), np.ones(1), np.array([4.0, 6.0]))
+    (single,) = first_passage(np.full((1, 10), 1.0), np.ones(1), np.ones(10))
+    (grouped,) = first_passage(np.full((1, 2), 1.0), np.ones(1), np.array([4.0, 6.0]))
 
     assert grouped.tolist() == pytest.approx([single[:4].sum(), single[4:].sum()])
 

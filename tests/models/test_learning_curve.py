@@ -176,3 +176,36 @@ def test_a_constant_rate_anneals_nothing() -> None:
 
     assert np.all(schedule.annealed(STEPS) == 0.0)
     assert schedule.area(np.array([50_000.0]))[0] == pytest.approx(50_000.0 - 50.0)
+
+
+def test_forecasts_beside_honest_hints_are_neither_early_nor_late() -> None:
+    """Runs of known length, seen for a tenth to two thirds, whose hints err as hints are taken to err."""
+    random, off, inside = np.random.default_rng(2), [], []
+    for number in range(120):
+        truth = float(np.exp(random.uniform(np.log(12.0), np.log(60.0))))
+        seen = np.arange(1.0, max(3.0, truth * random.uniform(0.1, 0.66)))
+        errors = 0.05 * (truth / seen) ** random.uniform(0.5, 1.2)
+        accuracy = 1.0 - np.minimum(errors, 0.6) - 0.005 * random.normal(size=len(seen))
+        if accuracy.max() >= 0.95:
+            continue
+        hint = Hint(truth * float(np.exp(0.6 * random.normal())), 0.3)
+        found = forecast(
+            seen, accuracy, 0.95, mode="max", hint=hint, limit=300.0, noise=0.005 if number % 2 else 0.0
+        )
+        off.append(np.log(found.total / truth))
+        inside.append(found.low <= truth <= found.high)
+
+    assert abs(float(np.median(off))) < 0.12
+    assert np.mean(inside) >= 0.85
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.005])
+def test_on_a_plateau_what_is_known_of_the_run_is_still_true(noise: float) -> None:
+    """As networks do that have not begun to learn: ten classes, one of which is right by chance."""
+    accuracy = [0.10, 0.11, 0.10, 0.12, 0.11, 0.12]
+    found = forecast(range(1, 7), accuracy, 0.99, mode="max", limit=120.0, hint=Hint(30.0, 0.3), noise=noise)
+
+    assert found.never < 0.4
+    assert 20.0 < found.total < 45.0
+    assert found.low < 20.0
+    assert found.high == 120.0

@@ -12,7 +12,7 @@ from synthetic import CLOUD, POINTS, SPACE, measured, profile
 from scavenger.domain.measurement import Measurement
 from scavenger.models.job_model import JobModel
 from scavenger.models.parallel import INTERVAL_Z
-from scavenger.models.run_scatter import DRIFT, drift_log_sd, drift_note
+from scavenger.models.run_scatter import DRIFT, drift_log_sd, drift_note, with_the_run
 from scavenger.search.curve import build_curve
 
 FIRST = measured(1, 64)
@@ -71,3 +71,16 @@ def test_the_table_tells_of_it_first_and_it_is_of_that_search_alone() -> None:
     assert JobModel.from_dict(model.to_dict()) == model
     later = JobModel.fit(profile(()), space=SPACE, epochs_hint=10.0, max_epochs=50, prior=model)
     assert later.drift_log_sd == 0.0  # how runs differ from each other is known of them, see `run_scatter`
+
+
+def test_a_stored_profile_has_the_pace_of_the_run_after_it() -> None:
+    profiled = tuple(measured(*point) for point in POINTS)
+    run = replace(profiled[1], step_time_s=0.8 * profiled[1].step_time_s, steps=900)
+    kept = with_the_run(profiled, run)
+    further = replace(run, configuration=replace(run.configuration, global_batch_size=777))
+
+    for before, after in zip(profiled, kept, strict=True):
+        assert after.step_time_s == pytest.approx(0.8 * before.step_time_s)
+        assert after.compute_s + after.sync_s == pytest.approx(0.8 * (before.compute_s + before.sync_s))
+        assert (after.configuration, after.steps) == (before.configuration, before.steps)
+    assert with_the_run(profiled, further) == (*profiled, further)

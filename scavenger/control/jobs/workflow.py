@@ -51,6 +51,7 @@ from scavenger.errors import ConfigurationError, NoFeasiblePlanError
 from scavenger.models.fixed_epochs import FixedEpochs
 from scavenger.models.job_model import JobModel
 from scavenger.models.noise import NoiseReading
+from scavenger.models.run_scatter import with_the_run
 from scavenger.models.starts import ending
 from scavenger.policy.batch import batch_rule
 from scavenger.policy.table import policy_for
@@ -659,12 +660,11 @@ class JobWorkflow:
     # ---- helpers -------------------------------------------------------------------------------------------
 
     def _with_the_run(self, profiled: tuple[Measurement, ...]) -> tuple[Measurement, ...]:
-        """The measurements of the search, and the run's own steps where the chosen configuration was not among them."""
+        """The measurements of the search and of the run's own steps, as `with_the_run` joins them."""
         chosen = self.state.chosen
-        if chosen is None or any(one.configuration == chosen for one in profiled):
-            return profiled
-        own = steps_of(chosen, self.trainer)
-        return profiled if own is None or own.steps < self._job.profile.steps else (*profiled, own)
+        own = None if chosen is None else steps_of(chosen, self.trainer)
+        enough = own is not None and own.steps >= self._job.profile.steps
+        return with_the_run(profiled, own) if own is not None and enough else profiled
 
     def _fit(
         self,
@@ -685,7 +685,9 @@ class JobWorkflow:
             twice=() if self.state.search is None else self.state.search.twice,
         )
         prior = known.similar if prior is None else prior
-        model = fit_model(measured, known.space, self._job, prior=prior, noise=noise)
+        earlier = known.library.same or prior
+        course = None if earlier is None else earlier.course
+        model = fit_model(measured, known.space, self._job, prior=prior, noise=noise, course=course)
         decided = None if self.state.decision is None else self.state.decision.model.statistical.fixed
         if decided is None or not self._job.at_equal_progress:
             return model

@@ -15,7 +15,7 @@ from scavenger.domain.curve import EPOCHS_FROM
 from scavenger.domain.job import GoalSpec
 from scavenger.domain.measurement import ConvergenceRecord
 from scavenger.domain.report import EpochsForecast, Forecasted, Noted
-from scavenger.models.course import Course
+from scavenger.models.course import Course, evaluation_noise
 from scavenger.models.curve_points import EVALUATIONS_MIN
 from scavenger.models.curve_shapes import RateSchedule
 from scavenger.models.earlier_runs import EarlierRun
@@ -200,18 +200,16 @@ class EpochForecaster:
 
     def _noise(self) -> float:
         """Standard deviation of an evaluation near the target: binomial for an accuracy; 0 if unknown."""
-        metric, target, manifest = self._goal.metric, self._goal.target, self._trainer.supervisor.manifest
-        if (
-            metric is None
-            or target is None
-            or manifest is None
-            or "acc" not in metric
-            or self._goal.direction != "max"  # such a name may also be of a loss
-            or not 0.0 < target < 1.0
-        ):
+        goal, manifest = self._goal, self._trainer.supervisor.manifest
+        if manifest is None:
             return 0.0
-        samples = manifest.validation_size if metric.startswith("val_") else manifest.dataset_size
-        return math.sqrt(target * (1.0 - target) / samples) if samples else 0.0
+        return evaluation_noise(
+            goal.metric,
+            goal.target,
+            goal.direction,
+            validation=manifest.validation_size,
+            training=manifest.dataset_size,
+        )
 
     def _course(self, worth: float, dataset_size: int, known: Hint | None) -> _Course | None:
         """The course so far; None if it is too short, or has reached the target.

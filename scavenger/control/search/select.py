@@ -24,6 +24,7 @@ from scavenger.domain.providers import capabilities_of
 from scavenger.domain.report import Predicted
 from scavenger.errors import ConfigurationError
 from scavenger.models.cost import estimate_of
+from scavenger.models.course import Course, evaluation_noise
 from scavenger.models.job_model import JobModel
 from scavenger.models.noise import NoiseReading
 from scavenger.models.run_ahead import RunAhead
@@ -67,10 +68,12 @@ def fit_model(
     *,
     prior: JobModel | None,
     noise: Sequence[NoiseReading] | None = None,
+    course: Course | None = None,
 ) -> JobModel:
     """Fit the models to measurements, finished runs and, if there is one, a stored model.
 
     Args:
+        course: Of an earlier run of this job.
         noise: Noise readings over the run; None takes the noise of the measurements.
 
     Raises:
@@ -79,6 +82,16 @@ def fit_model(
     if prior is None and not measured.measurements:
         raise ConfigurationError(
             "profile: max_time or max_cost was used up before one configuration was measured; raise it"
+        )
+    goal = job.goal
+    passage_log_sd = 0.0
+    if goal.target is not None and course is not None and course.metric == goal.metric:
+        sizes = {"validation": measured.validation_size, "training": measured.dataset_size}
+        passage_log_sd = course.passage_log_sd(
+            goal.target,
+            goal.direction,
+            noise=evaluation_noise(goal.metric, goal.target, goal.direction, **sizes),
+            limit=float(goal.max_epochs),
         )
     try:
         return JobModel.fit(
@@ -90,6 +103,7 @@ def fit_model(
             reference_batch_size=job.reference_batch_size if job.at_equal_progress else None,
             prior=prior,
             noise=noise,
+            passage_log_sd=passage_log_sd,
             rate_kept=job.elastic.lr_scaling == "none",
         )
     except ValueError as error:
