@@ -266,19 +266,20 @@ class Elastic:
         for name, host in self._host.items():
             host.copy_(self._flat[name], non_blocking=True)
         buffers = dict(self.module.named_buffers())
-        for name, value in zip(buffers, in_main_memory(list(buffers.values())), strict=True):
+        own = [_array(value) for value in in_main_memory(list(buffers.values()))]
+        for name, array in zip(buffers, own, strict=True):
             # counters of batches are averaged as well: a worker without samples has not counted
-            np.copyto(arrays[STATISTICS + name], _array(value))
+            np.copyto(arrays[STATISTICS + name], array)
         wait_for(self._devices)
         found = job.push_pull(arrays, borrow=True)
         self._refuse_different(settings, found[_SETTINGS])
         values = []
-        for name, buffer in buffers.items():
+        for name, array in zip(buffers, own, strict=True):
             mean = found[STATISTICS + name]
-            mean = np.array(mean if buffer.dtype.is_floating_point else np.rint(mean))
-            values.append(torch.from_numpy(mean).to(buffer.dtype))
+            mean = np.array(mean if array.dtype.kind == "f" else np.rint(mean), array.dtype)
+            values.append(torch.from_numpy(mean))
             # the next forward pass changes it, before the step that it belongs to is applied
-            self._statistics[f"model/{name}"] = _array(values[-1])
+            self._statistics[f"model/{name}"] = mean
         put_back(list(buffers.values()), values)
         used = (found[_USED] > 0.0).tolist()
         means = self._means(found, private=private)
@@ -596,7 +597,8 @@ def _array(value: Any) -> Array:
     tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
     if tensor.dtype == torch.bfloat16:  # NumPy has none; single precision holds it exactly
         tensor = tensor.float()
-    return np.asarray(tensor.detach().cpu())
+    found: Array = tensor.detach().cpu().numpy()
+    return found
 
 
 def _beside(present: Any, value: Any) -> Any:

@@ -44,30 +44,29 @@ def in_main_memory(tensors: Sequence[Any]) -> list[Any]:
     """Tensors in the main memory: those of a processor as they are, those of one device and data type by one copy."""
     found = list(tensors)
     for places in _alike(tensors):
-        if tensors[places[0]].device.type != "cpu":
-            for place, part in zip(
-                places, _split(_joined(tensors, places).cpu(), tensors, places), strict=True
-            ):
-                found[place] = part
+        parts = _split(_joined(tensors, places).cpu(), tensors, places)
+        for place, part in zip(places, parts, strict=True):
+            found[place] = part
     return found
 
 
 def put_back(tensors: Sequence[Any], values: Sequence[Any]) -> None:
     """Set tensors to values in the main memory, of their data types: to each device by one copy of each data type."""
+    found = list(values)
     for places in _alike(tensors):
-        parts: Iterable[Any] = (values[place] for place in places)
-        device = tensors[places[0]].device
-        if device.type != "cpu":
-            parts = _split(_joined(values, places).to(device), tensors, places)
+        parts = _split(_joined(values, places).to(tensors[places[0]].device), tensors, places)
         for place, part in zip(places, parts, strict=True):
-            tensors[place].copy_(part)
+            found[place] = part
+    for tensor, value in zip(tensors, found, strict=True):
+        tensor.copy_(value)
 
 
 def _alike(tensors: Sequence[Any]) -> Collection[list[int]]:
-    """The places of tensors of each device and data type."""
+    """The places of tensors of each accelerator and data type."""
     found: dict[Any, list[int]] = {}
     for place, tensor in enumerate(tensors):
-        found.setdefault((tensor.device, tensor.dtype), []).append(place)
+        if not tensor.is_cpu:
+            found.setdefault((tensor.device, tensor.dtype), []).append(place)
     return found.values()
 
 

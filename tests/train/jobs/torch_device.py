@@ -184,5 +184,8 @@ _all.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
 _library = torch.library.Library("aten", "IMPL")
 for _one in _MADE:
     _library.impl(_one, lambda *args, _one=_one, **kwargs: _run(_one, *args, **kwargs), "PrivateUse1")
+_library.impl(
+    aten._copy_from.default, lambda source, target, late=False: _copy(target, source, late), "PrivateUse1"
+)
 for _one in (*_HALF, *_SINGLE):
     _library.impl(_one, _casting(_one, _one in _HALF), "AutocastPrivateUse1")

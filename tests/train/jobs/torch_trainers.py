@@ -66,6 +66,7 @@ def with_transformers(args):
         weight_decay=0.02,
         eval_strategy="epoch",
         use_cpu=args.device == "cpu",
+        dataloader_pin_memory=args.device != "tiny",  # a device in Python has no such memory
         report_to="none",
         disable_tqdm=True,
         save_strategy="no",
