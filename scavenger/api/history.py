@@ -12,10 +12,11 @@ from pydantic import Field
 from scavenger.api.calls import Local, call
 from scavenger.api.forms import PAGE_MAX
 from scavenger.api.values import Answer
-from scavenger.domain.pool import MACHINE, RatePoint, pool_of
+from scavenger.domain.pool import MACHINE, RatePoint, pool_of, slots_for
 from scavenger.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from scavenger.domain.pool import PoolAllotment
     from scavenger.domain.submission import Submission
 
 LastDays = Annotated[int, Field(ge=1, le=3650, description="Of so many days.")]
@@ -31,8 +32,8 @@ class PastJob:
         waited_s: From its submission to its beginning.
         lasts_s: From its beginning to its end.
         slot_s: Slot-seconds that it had.
-        slots: Workers that it was trained with, on average.
-        least, most: Workers that it may have by its file.
+        slots: That it was trained with, on average.
+        least, most: Slots that it may have by its file.
         curve: Its speed by slots, relative to any unit, from what was measured of it; empty if that is not known.
     """
 
@@ -72,14 +73,16 @@ def list_past_jobs(at: Local, pool: PoolKey = MACHINE, days: LastDays = 30) -> H
 
     pools = standing_pools(at.store)
     slots, price = 0, 0.0
+    last = None
     if (found := pools.get(pool)) is not None:
+        last = found.allotment
         slots, price = found.pool.slots, found.usd_per_slot_hour
     elif pool != MACHINE:
         raise ConfigurationError(f"there is no pool {pool!r}; there are {', '.join(pools)}")
     since = datetime.now(UTC) - timedelta(days=days)
     here = [one for one in _submitted(at, since) if pool_of(one.job.spec, rents=one.job.rents) == pool]
     first = min((one.submitted_at for one in here), default=since)
-    past = [_past(at, one, first) for one in here]
+    past = [_past(at, one, first, last) for one in here]
     jobs = sorted((job for job in past if job is not None), key=lambda job: job.submitted_s)
     return HistoryAnswer(
         pool=pool,
@@ -103,10 +106,15 @@ def _submitted(at: Local, since: datetime) -> Iterator[Submission]:
         before = found[-1].number
 
 
-def _past(at: Local, one: Submission, first: datetime) -> PastJob | None:
-    """A job as it was; None if it never began, or nobody knows with how many workers."""
+def _past(at: Local, one: Submission, first: datetime, last: PoolAllotment | None) -> PastJob | None:
+    """A job as it was; None if it never began, or nobody knows with how many workers.
+
+    Args:
+        last: The newest allotment of its pool.
+    """
     from scavenger.control.pools.earlier import curve_of, curve_points
     from scavenger.control.pools.standing import sizes_by_file
+    from scavenger.scheduler.jobs.seeing import in_slots, points_in_slots
 
     if not at.store.has_job(one.id):
         return None
@@ -115,12 +123,14 @@ def _past(at: Local, one: Submission, first: datetime) -> PastJob | None:
         return None
     lasts_s = (job.ended_at - job.started_at).total_seconds()
     standing = at.store.standings([one.id]).get(one.id)
-    slot_s = 0.0 if standing is None else standing.attained_slot_s
+    slot_s, vm = (0.0, "") if standing is None else (standing.attained_slot_s, standing.vm)
+    per_slot = 1 if last is None else last.per_slot(vm)
     if slot_s <= 0.0 and job.chosen is not None:
-        slot_s = job.chosen.workers * lasts_s
+        slot_s = slots_for(job.chosen.workers, per_slot) * lasts_s
     if lasts_s <= 0.0 or slot_s <= 0.0:
         return None
-    curve, sizes, slots = curve_of(job.report), sizes_by_file(one.job, None), max(1, round(slot_s / lasts_s))
+    curve, slots = curve_of(job.report), max(1, round(slot_s / lasts_s))
+    sizes = in_slots(sizes_by_file(one.job, None), per_slot)
     return PastJob(
         user=one.job.user,
         priority=one.job.priority,
@@ -131,5 +141,5 @@ def _past(at: Local, one: Submission, first: datetime) -> PastJob | None:
         slots=slots,
         least=min(slots, sizes.least),
         most=max(slots, sizes.most),
-        curve=() if curve is None else curve_points(curve)[0],
+        curve=() if curve is None else points_in_slots(curve_points(curve)[0], per_slot),
     )

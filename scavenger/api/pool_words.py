@@ -8,7 +8,7 @@ from scavenger.api.pools import Gain, Span
 from scavenger.domain.pool import ANOTHERS
 from scavenger.presentation.formatting import UNKNOWN, clean, duration
 
-__all__ = ["ANOTHERS", "NOW", "gained", "ranged", "title", "within"]
+__all__ = ["ANOTHERS", "NOW", "changing", "gained", "ranged", "title", "within"]
 
 NOW = Span(0.0, 0.0, 0.0)
 
@@ -32,6 +32,11 @@ def within(span: Span, exact: Callable[[float], str], within: Callable[[float, f
 def title(job: str | None, name: str | None) -> str:
     """A job by its name and the beginning of its id."""
     return ANOTHERS if job is None or name is None else f"{clean(name)} ({job[:8]})"
+
+
+def changing(now: int, then: int, arrow: str = "->") -> str:
+    """A number, and what it shall be."""
+    return str(now) if then == now else f"{now} {arrow} {then}"
 
 
 def gained(gain: Gain) -> str:

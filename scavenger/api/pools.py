@@ -53,6 +53,8 @@ class SharingJob:
         state: `waiting`, or what its runner says.
         slots: That it may have by what it was told last.
         next: That it shall have.
+        per_slot: Workers that a slot has room for: a VM or host has one for each GPU.
+        workers, next_workers: With these slots, within what its file says.
         aggregators: In the pool of aggregators of this machine.
         start_s, end_s: From now.
         usd: From now on.
@@ -69,6 +71,9 @@ class SharingJob:
     state: str
     slots: int
     next: int
+    per_slot: int
+    workers: int
+    next_workers: int
     aggregators: int
     start_s: Span
     end_s: Span
@@ -113,7 +118,8 @@ class SharedNode:
     Attributes:
         name: Of a host, or the id of a VM; `local` is this machine.
         type: Its VM type; empty for this machine.
-        slots: Workers that it holds.
+        slots: Of the pool.
+        per_slot: Workers that each of them has room for.
         spot: Whether it may be taken back.
         state: `open`; `draining`: jobs leave it, and it gets no shares; `lost`: it is not reached; `taken`: something
             else than the pool's jobs has it.
@@ -124,6 +130,7 @@ class SharedNode:
     name: str
     type: str
     slots: int
+    per_slot: int
     usd_per_hour: float
     spot: bool
     state: NodeState
@@ -159,7 +166,7 @@ class SharedPool:
     """A pool.
 
     Attributes:
-        slots: Workers that all jobs may have together.
+        slots: That all jobs may have together: each a worker, or a VM or host.
         free: Slots that nobody has.
         whole: Whether each job has all of it.
         usd_per_slot_hour: Price of a slot: that of a processor of this machine, or of a VM.
@@ -466,6 +473,9 @@ def shared(
                 state=state,
                 slots=job.told,
                 next=slots[job.id],
+                per_slot=job.per_slot,
+                workers=job.workers(job.told),
+                next_workers=job.workers(slots[job.id]),
                 aggregators=tenants.get(job.id, 0) if mine else 0,
                 start_s=start,
                 end_s=end,
@@ -557,8 +567,14 @@ def _why(pool: PoolStanding, found: Explanation, names: Sequence[str]) -> str:
 
 def _and(pool: PoolStanding, row: int, slots: int, due: Deadline | None) -> str:
     """What is said of a share besides its reason."""
-    promoted_s = _promoted_s(pool, row, slots)
-    words = ("" if promoted_s is None else goes_first(promoted_s), "" if due is None else due.words)
+    promoted_s, job = _promoted_s(pool, row, slots), pool.decision.jobs[row]
+    has = pool.decision.slots[job.id]
+    idle = has * job.per_slot - job.workers(has)
+    words = (
+        f"it may have no more than {job.sizes.most} workers: {idle} of its GPUs are idle" if idle > 0 else "",
+        "" if promoted_s is None else goes_first(promoted_s),
+        "" if due is None else due.words,
+    )
     return "".join(f"; {one}" for one in words if one)
 
 

@@ -116,7 +116,7 @@ class StopJob:
 
 @dataclass(frozen=True, slots=True)
 class TakeShare:
-    """Train with as many workers as the job has slots in its pool; its server asks for this, and no user.
+    """Train with the workers of as many slots of its pool; its server asks for this, and no user.
 
     Without any, the job saves, ends all its processes, and waits in the queue at its old place.
 
@@ -170,7 +170,7 @@ def describe(operation: Operation) -> str:
         case TakeShare(0):
             return "pause"
         case TakeShare(slots):
-            return f"take its share of {_count(slots)}"
+            return f"take its share of {slots} slot{'' if slots == 1 else 's'}"
 
 
 def operation_document(operation: Operation) -> dict[str, Any]:

@@ -60,10 +60,11 @@ class PoolNode:
 
     Attributes:
         type: Of its hardware; nodes of one type can stand for each other.
-        slots: Workers that it holds.
+        slots: Of the pool that it is.
         cpus: Its processors.
         since: When it became what its state says.
         spot: Whether it may be taken back.
+        per_slot: Workers on each of its slots: of a host or VM, one for each GPU.
     """
 
     name: str
@@ -74,6 +75,7 @@ class PoolNode:
     state: NodeState
     since: datetime | None
     spot: bool = False
+    per_slot: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ class PoolVms:
             cost in it.
         least: So many stay, once jobs have rented them, however long they are idle.
         idle_s: A VM without a job is kept for so long; None for as long as a VM takes to start.
+        per_slot: Workers on each VM, one for each GPU; what hosts have is seen of them.
     """
 
     infra: str
@@ -100,6 +103,7 @@ class PoolVms:
     job_usd_per_hour: float | None = None
     least: int = 0
     idle_s: float | None = None
+    per_slot: int = 1
 
     @property
     def owned(self) -> bool:
@@ -153,7 +157,8 @@ class RatePoint:
     """A point of a job's curve.
 
     Attributes:
-        rate: Samples a second with so many slots, at the batch size that the job has then.
+        slots: Workers, whether a slot is one or, with several GPUs, has several.
+        rate: Samples a second with so many, at the batch size that the job has then.
         measured: Whether it was measured with this number; else a model predicts it.
     """
 
@@ -169,10 +174,12 @@ class WorkLeft:
     Attributes:
         samples: Expected samples until its goal.
         log_sd: Standard deviation of their natural logarithm; 0 if the number is certain.
+        whole: Those of all its work, what it has done among them; None if they are not known.
     """
 
     samples: float
     log_sd: float = 0.0
+    whole: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +188,8 @@ class JobStanding:
 
     Attributes:
         token: Of the runner's lease: what an earlier runner wrote says nothing of the processes of this one.
-        held: Worker processes that are there: they train, start or end; or rented VMs for them, if these are more. For
-            a moment there are more than workers, while one that was lost is ended and replaced.
+        held: Slots of worker processes that are there: they train, start or end; or rented VMs for them, if these are
+            more. For a moment there are more than workers, while one that was lost is ended and replaced.
         obeyed: Number of the last allotment that it has answered, whether it could do as told or not.
         refusing: Why its share cannot change now; empty if it can.
         attained_slot_s: Slot-seconds that it has had, by all its runners.
@@ -190,8 +197,8 @@ class JobStanding:
         rate: Samples a second now; None before they are known.
         left: None if it is not known.
         change_s: Seconds of training that its last change of size cost it; None before the first.
-        curve: By growing slots; empty before there is a model or a measurement.
-        size: Workers that it trains with, or is to have; None for as many as are there.
+        curve: By growing workers; empty before there is a model or a measurement.
+        size: Slots of the workers that it trains with, or is to have; None for as many as are there.
         start_s: From its begin to its first step, seconds; None before it was known once.
         worker_s: From a worker's start until it can join, seconds, as its workers so far; None before the first could.
         vm: Type of the nodes that it has; empty in a pool of one type.
@@ -274,6 +281,26 @@ class PoolAllotment:
     at: datetime
     nodes: tuple[PoolNode, ...] = ()
     drained: tuple[str, ...] = ()
+
+    def per_slot(self, vm: str) -> int:
+        """Workers on a slot of a type of nodes."""
+        rented = 1 if self.pool.vms is None else self.pool.vms.per_slot
+        return min((one.per_slot for one in self.nodes if one.type == vm), default=rented)
+
+
+def workers_of(slots: int, per_slot: int, most: int) -> int:
+    """Workers of a job with so many slots: one on each GPU, but no more than its most.
+
+    Args:
+        per_slot: Workers on a slot.
+        most: That the job may have.
+    """
+    return min(slots * per_slot, most)
+
+
+def slots_for(workers: int, per_slot: int) -> int:
+    """The fewest slots with room for so many workers."""
+    return -(-workers // per_slot)
 
 
 def document_of(value: JobStanding | PoolAllotment | Pool) -> dict[str, Any]:

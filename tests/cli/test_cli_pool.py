@@ -155,6 +155,21 @@ def test_what_if_submits_nothing_and_says_that_the_end_is_not_known(
     assert found["start_s"]["middle"] is not None
 
 
+def test_what_if_knows_a_job_by_a_run_of_its_file_that_is_going_on(shared: Store) -> None:
+    request = JobRequest(job_file=str(Path.cwd() / "job.yaml"), priority=5)
+    spec = request.prepared().job.written()
+    one = shared.submit(replace(submission("ann", "third"), spec=spec, job_file=request.job_file))
+    lease = shared.start_runner(one.id, "x/1/1", None)
+    assert lease is not None
+    left = WorkLeft(50_000.0, 0.1, whole=100_000.0)
+    shared.stand(lease.fence, one.id, JobStanding(lease.token, "training", 2, 1, left=left, curve=CURVE))
+    found = what_if_submitted(Local(store=shared), request)
+
+    assert found.known_by == one.id
+    assert found.end_s.low is not None
+    assert found.end_s.low > 0.7 * 100_000.0 / CURVE[-1].rate
+
+
 def test_a_job_that_waits_cannot_be_paused(shared: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pool", "pause", "waits"]) == 2
     assert "has no slots: it waits; `scavenger jobs cancel` withdraws it" in " ".join(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -83,6 +83,7 @@ class Scripted:
         too_many: Samples of a worker from which on its device's memory does not hold them.
         hosts: Those that workers can be put on; empty where a new one can be had for each.
         avoided: Hosts that the engine was asked to avoid, each time.
+        vms_of: VMs of workers; all others are on one.
         migrations: Which aggregators hold the model.
     """
 
@@ -115,6 +116,7 @@ class Scripted:
     too_many: int | None = None
     hosts: tuple[str, ...] = ()
     avoided: list[frozenset[str]] = field(default_factory=list)
+    vms_of: dict[str, str] = field(default_factory=dict)
     migrations: ScriptedMigrations | None = field(default_factory=ScriptedMigrations)
 
     def clock(self) -> float:
@@ -127,6 +129,7 @@ class Scripted:
             log=lambda name: Path(f"{name}.log"),
             host=lambda name: "here",
             node=lambda name: "here",
+            place=lambda name: self.vms_of.get(name, "here"),
             hosts=self.hosts,
             avoid=self.avoided.append,
         )
@@ -331,6 +334,7 @@ def trainer_of(
     goal: GoalSpec | None = None,
     shared_cpus: int | None = None,
     price: float = PRICE,
+    workers_per_vm: int = 1,
     others: Sequence[Offer] = (),
     observer: Observer | None = None,
     on_tick: Callable[[], None] = lambda: None,
@@ -340,7 +344,8 @@ def trainer_of(
     resumed_step: int | None = None,
     lr_scale: Callable[[int, NoiseTracker], float] = lambda batch, noise: 1.0,
 ) -> Trainer:
-    offers = (offer(shared_cpus=shared_cpus, price=price), *others)
+    first = replace(offer(shared_cpus=shared_cpus, price=price), workers_per_vm=workers_per_vm)
+    offers = (first, *others)
     return Trainer(
         cast(Supervisor, scripted),
         goal=Goal(goal or GoalSpec(max_epochs=1000)),

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from scripted import Scripted, trainer_of
 
+from scavenger.control.jobs.pool_seat import PoolSeat
 from scavenger.control.training.operations import NOT_YET, OperationHandler
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain import operation as op
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import GoalSpec
 from scavenger.domain.measurement import Measurement
+from scavenger.domain.pool import PoolShare
 from scavenger.errors import LimitReachedError, TransientError
 from scavenger.store import Store
 from scavenger.store.records import OperationRecord
@@ -30,11 +34,12 @@ class Job:
         policy: str = "fixed",
         pool: str = "",
         obeyed: int = 0,
+        per_slot: int = 1,
         **limits: object,
     ) -> None:
         self.store, self.supervisor = store, scripted
         self.id = store.create_job("tiny", spec={}, job_file=folder / "job.yaml").id
-        self.trainer: Trainer = trainer_of(scripted, folder, **limits)  # type: ignore[arg-type]
+        self.trainer: Trainer = trainer_of(scripted, folder, workers_per_vm=per_slot, **limits)  # type: ignore[arg-type]
         self.measured: list[Measurement] = []
         self.stopped: list[tuple[str, bool]] = []
         self.kept: list[Callable[[], object]] = []
@@ -50,6 +55,7 @@ class Job:
             policy=policy,
             pool=pool,
             obeyed=obeyed,
+            per_slot=per_slot,
         )
         self.operations.refusing = ""
         self.trainer.start(2)
@@ -322,6 +328,26 @@ def test_a_share_of_an_older_decision_is_refused_by_its_number(store: Store, tmp
     assert old.message == "allotment 6 of pool gpu is older than 7, which the job has had"
     assert (job.ask(op.TakeShare(3, 9)).state, len(job.training), job.operations.obeyed) == ("done", 3, 9)
     assert (job.ask(op.TakeShare(1, 8)).state, len(job.training), job.operations.obeyed) == ("refused", 3, 9)
+
+
+def test_a_share_of_vms_is_taken_with_their_workers_and_counted_in_vms(store: Store, tmp_path: Path) -> None:
+    scripted = Scripted(epoch_steps=10**6, vms_of={"w0": "a", "w1": "b", "w2": "a", "w3": "b"})
+    job = Job(store, tmp_path, scripted, pool="pool gpu", obeyed=3, per_slot=2)
+    seat = PoolSeat("pool gpu", PoolShare(2, 2, 2, 3), per_slot=2)
+    workflow: Any = SimpleNamespace(trainer=job.trainer, rate=None, left=lambda: None, rates=tuple)
+
+    def counted(vms: int) -> tuple[int | None, int]:
+        seat.look(workflow, job.operations, pausing=False, vms=vms)
+        now = seat.standing()
+        return now.size, now.held
+
+    assert job.ask(op.TakeShare(2, 4)).state == "done"
+    assert (job.training, counted(2)) == (("w0", "w1", "w2", "w3"), (2, 2))
+    assert job.ask(op.TakeShare(1, 5)).state == "done"
+    assert job.training == ("w0", "w2")
+    assert (counted(2), counted(1)) == ((1, 2), (1, 1))
+    assert job.ask(op.TakeShare(3, 6)).state == "done"
+    assert len(job.training) == 4  # its most
 
 
 def test_a_share_that_comes_while_the_job_searches_cuts_the_search_off_and_is_taken_after_it(

@@ -477,6 +477,27 @@ def test_a_vm_type_that_cannot_be_kept_alive_is_not_gone_to(tmp_path: Path) -> N
     assert trainer.supervisor.alive == ("w0", "w1")
 
 
+@pytest.mark.parametrize(
+    ("vms", "stay"),
+    [
+        ("abababab", ["w0", "w2", "w4", "w6"]),
+        ("aabbbbaa", ["w0", "w1", "w6", "w7"]),
+        ("abbbbcca", ["w1", "w2", "w3", "w4"]),
+        ("aabbbccc", ["w2", "w3", "w4", "w8"]),  # one more begins where it has most of them
+    ],
+)
+def test_a_smaller_job_leaves_whole_vms(tmp_path: Path, vms: str, stay: list[str]) -> None:
+    scripted = Scripted(vms_of={f"w{at}": vm for at, vm in enumerate(vms)})
+    trainer = trainer_of(scripted, tmp_path, workers_per_vm=4)
+    trainer.start(8)
+    trainer.move(at(8, 128), "test")
+
+    assert trainer.move(at(4, 64), "smaller")
+    assert trainer.configuration == at(4, 64)
+    assert sorted(trainer.supervisor.workers("training")) == stay
+    assert trainer.wanted == len(trainer.supervisor.alive) == 4
+
+
 def test_four_fifths_of_a_limit_are_told_once(tmp_path: Path) -> None:
     scripted, heard = Scripted(), Heard()
     trainer = trainer_of(scripted, tmp_path, deadline_s=60.0, observer=heard)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from scavenger_cli.commands.pool import pool_text
 from ssh_lab import SshLab, lab_of, needs_ssh
 
 from scavenger.api.calls import Local
 from scavenger.api.pools import drain_pool_node, show_pools
+from scavenger.api.pools import shared as shared_pool
 from scavenger.cloud.ssh.provider import SshProvider
 from scavenger.control.jobs.pool_seat import PoolSeat
 from scavenger.control.places.vms import RentedVms
 from scavenger.control.pools.hosts import PoolHosts, seen_node
 from scavenger.control.pools.nodes import with_drained
 from scavenger.control.pools.rented import MeansKnown
+from scavenger.control.pools.standing import PoolStanding
 from scavenger.control.provisioning.kept_by_pool import KeptByPool
 from scavenger.control.service.server import configured_pools
 from scavenger.domain.configuration import Configuration
@@ -33,6 +38,7 @@ from scavenger.domain.pool import (
     RatePoint,
     WorkLeft,
 )
+from scavenger.domain.submission import NewSubmission, RunnerStarts, Submission
 from scavenger.domain.vm import OwnedMachine
 from scavenger.errors import ConfigurationError, NotFoundError
 from scavenger.scheduler.jobs.seeing import Means, PoolJob, Sizes
@@ -55,8 +61,8 @@ infra = "ssh/lab"
 """
 
 
-def node(name: str, state: str = "open", type_: str = "small", cpus: int = 2) -> PoolNode:
-    return PoolNode(name, type_, 1, cpus, 0.0, state, NOW)  # type: ignore[arg-type]
+def node(name: str, state: str = "open", type_: str = "small", cpus: int = 2, *, gpus: int = 1) -> PoolNode:
+    return PoolNode(name, type_, 1, cpus, 0.0, state, NOW, per_slot=gpus)  # type: ignore[arg-type]
 
 
 def lab_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Pool:
@@ -109,7 +115,7 @@ def test_hosts_are_free_taken_or_lost(tmp_path: Path) -> None:
     clock = [0.0]
     lab: SshLab
     with (
-        lab_of(tmp_path / "lab", dict.fromkeys(("h0", "h1", "h2"), HOST)) as lab,
+        lab_of(tmp_path / "lab", {"h0": HOST, "h1": HOST, "h2": {**HOST, "gpus": 4}}) as lab,
         Store.open(f"sqlite:///{tmp_path}/store.db") as store,
     ):
         provider = SshProvider("lab", lab.settings, clock=lambda: clock[0])
@@ -121,6 +127,7 @@ def test_hosts_are_free_taken_or_lost(tmp_path: Path) -> None:
             return " ".join(one.state for one in hosts.nodes or ())
 
         assert seen() == "open open open"
+        assert [one.per_slot for one in hosts.nodes or ()] == [1, 1, 4]
         assert lab.hold("h1")
         assert seen() == "open taken open"
         lab.stop("h2")
@@ -192,6 +199,11 @@ def job(
     return PoolJob(name, "ann", 0, int(name), Sizes(1, most, most), 1.0, standing, share, queued=not told)
 
 
+def submitted(id: str) -> Submission:
+    new = NewSubmission(id, {}, f"/jobs/{id}.yaml", "ann", "here", 1000)
+    return Submission(id, int(id), new, "running", "", False, RunnerStarts(1), "", NOW, NOW, None)
+
+
 def step(pool: Pool, jobs: list[PoolJob], *nodes: PoolNode, drained: tuple[str, ...] = ()) -> PoolStep:
     last = PoolAllotment(pool, 1, {one.id: one.share for one in jobs if one.share is not None}, (), NOW)
     means = Means(nodes=with_drained(nodes, drained, (), NOW), drained=drained)
@@ -258,6 +270,44 @@ def test_a_job_that_waits_is_told_what_the_hosts_are() -> None:
         "else, 1 never seen"
     )
     assert "its hosts have not been seen yet" in why_waiting(pool, [waits], step(pool, [waits]), {})["1"]
+
+
+def test_a_host_with_several_gpus_is_a_slot_with_as_many_workers(shared: Store) -> None:
+    nodes = tuple(node(f"h{at}", gpus=4) for at in range(3))
+    curve = tuple(RatePoint(workers, workers**0.9, True) for workers in (4, 8))
+    standing = JobStanding(1, "training", 2, 1, left=WorkLeft(1e6), curve=curve, vm="small")
+    wide, part = (
+        replace(job(name), id=name, sizes=Sizes(*sizes), standing=has, queued=has is None)
+        for name, sizes, has in (("1", (3, 10, 10), standing), ("2", (5, 6, 6), None))
+    )
+    wide = replace(wide, share=PoolShare(2, 2, 2, 1, vm="small"))
+    found = step(LAB, [wide, part], *nodes)
+
+    assert [(move.job, move.kind, move.slots) for move in found.moves] == [("1", "shrink", 1)]
+    assert found.per_slot == {"1": 4, "2": 4}
+    assert found.allotment.per_slot("small") == 4
+    text = why_waiting(replace(LAB, slots=1), [part], found, {})["2"]
+    assert text == "it needs 2 slots, and pool lab has 1"
+    small = replace(wide, share=PoolShare(1, 1, 1, 1, vm="small"), standing=replace(standing, held=1))
+    part = replace(part, share=PoolShare(2, 2, 2, 2, vm="small"), queued=False)
+    standings = PoolStanding(
+        LAB,
+        (small, part),
+        {one.id: submitted(one.id) for one in (small, part)},
+        found.allotment,
+        0.0,
+        Means(nodes=nodes),
+    )
+    pool = shared_pool(Local(store=shared), standings, {}, ())
+    assert [(one.slots, one.workers) for one in pool.jobs] == [(1, 4), (2, 6)]
+    assert [one.per_slot for one in pool.nodes] == [4, 4, 4]
+    assert "idle" not in pool.jobs[0].why
+    assert "it may have no more than 6 workers: 2 of its GPUs are idle" in pool.jobs[1].why
+    table = Console(width=120, file=StringIO())
+    table.print(*pool_text(pool))
+    assert re.search(r"state +slots +workers", table.file.getvalue())  # type: ignore[attr-defined]
+    assert [line.workers for line in pool_card(pool).jobs] == ["4", "6"]
+    assert pool_card(pool).nodes[0].slots == "1 of 4 workers"
 
 
 def test_a_job_goes_to_the_type_that_is_faster_for_it_and_begins_there() -> None:

@@ -149,7 +149,7 @@ def test_a_job_that_does_not_answer_keeps_its_slots_and_is_named_after_its_limit
     assert world.decide().begin == frozenset()
 
     cause = f"it has not answered allotment {world.share(first.id).since}"
-    words = f"for more than 2 min it has not become 2 workers: {cause}"
+    words = f"for more than 2 min it has not changed to 2 slots: {cause}"
     assert world.pools.late == {first.id: words}
     assert world.share(first.id).late == words
     assert (world.share(first.id).counts, world.share(second.id).counts) == (4, 0)
@@ -178,7 +178,7 @@ def test_a_job_that_says_no_is_asked_again_with_growing_pauses_and_named_with_wh
     pauses = [after - before for before, after in pairwise(times)]
     assert pauses == sorted(pauses)
     assert pauses[-1] > pauses[0]
-    words = "for more than 2 min it has not become 2 workers: so few workers have no memory"
+    words = "for more than 2 min it has not changed to 2 slots: so few workers have no memory"
     assert world.pools.late == {first.id: words}
     assert world.share(second.id).counts == 0
 

@@ -19,21 +19,23 @@ from test_e2e_ssh import AGENT, HOST
 from waiting import wait_for
 from warm_commands import Command
 
+from scavenger.control.places.launching import GPU_VMS, UNPROVEN_VARIABLE
 from scavenger.control.pools.rented import KEEPER_NAME
 
 pytestmark = [needs_ssh, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 
-@pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshLab]:
-    """Three hosts, and settings with a pool of them."""
+@pytest.fixture(params=[[HOST] * 3])
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[SshLab]:
+    """Hosts, and settings with a pool of them."""
     programs = programs_in(tmp_path / "programs", scavenger_vm=AGENT)
-    with lab_of(tmp_path / "lab", {f"h{n}": HOST for n in range(3)}, programs) as made:
+    with lab_of(tmp_path / "lab", {f"h{n}": host for n, host in enumerate(request.param)}, programs) as made:
         path = made.settings_file()
         path.write_text(
             path.read_text() + '\n[pool.hosts]\ninfra = "ssh/lab"\npolicy = "even"\nidle_duration = "1s"\n'
         )
         monkeypatch.setenv("SCAVENGER_CONFIG", str(path))
+        monkeypatch.setenv(UNPROVEN_VARIABLE, GPU_VMS)
         monkeypatch.setenv("SCAVENGER_ADDRESS", "127.0.0.1")
         yield made
 
@@ -132,6 +134,44 @@ def test_jobs_share_hosts_and_go_on_with_those_that_live_whoever_is_killed(
         wait_for(lambda: shares(long) == {"long": 2} and nodes(long)[lost] == "lost", server)
         server.kill()
     with served(long) as server:
+        wait_for(lambda: states(long).get("long") == "ended", server)
+    records: list[Any] = [one for one in opened(long).jobs(10) if one.name != KEEPER_NAME]
+    assert {one.state for one in records} == {"succeeded"}
+    assert wait_for(lambda: lab.left() == [])
+
+
+def trains_with(job: Job) -> tuple[set[str], int]:
+    """The hosts of the job, and its workers that train."""
+    store, workers, hosts = opened(job), 0, set[str]()
+    for running in store.running_jobs(job.file):
+        workers += sum((one.role, one.state) == ("worker", "training") for one in store.processes(running.id))
+        vms = (one for one in store.intents(running.id) if one.state in ("PLAN", "UP"))
+        hosts |= {one.instance_id.partition(".")[0] for one in vms}
+    return hosts, workers
+
+
+@pytest.mark.parametrize("lab", [[{**HOST, "gpus": 2}] * 2], indirect=True)
+def test_a_job_has_a_worker_on_each_gpu_of_its_hosts_and_gives_back_whole_ones(
+    lab: SshLab, tmp_path: Path, mark: str
+) -> None:
+    long, urgent = (
+        job_of(tmp_path / "jobs", name, mark, epochs=epochs, workers=workers)
+        for name, epochs, workers in (("long", 120, [2, 4]), ("urgent", 3, [1]))
+    )
+
+    def at_rest(told: dict[str, int], workers: int) -> bool:
+        hosts, training = trains_with(long)
+        return shares(long) == told and (len(hosts), training) == (told["long"], workers)
+
+    with served(long) as server:
+        submit(long)
+        wait_for(lambda: at_rest({"long": 2}, 4), server)
+        submit(urgent, "--priority", "5")
+        wait_for(lambda: at_rest({"long": 1, "urgent": 1}, 2), server)
+        hosts = wait_for(lambda: trains_on(urgent), server)
+        assert hosts.isdisjoint(trains_with(long)[0])
+        wait_for(lambda: states(long).get("urgent") == "ended", server)
+        wait_for(lambda: at_rest({"long": 2}, 4), server)
         wait_for(lambda: states(long).get("long") == "ended", server)
     records: list[Any] = [one for one in opened(long).jobs(10) if one.name != KEEPER_NAME]
     assert {one.state for one in records} == {"succeeded"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,11 +18,26 @@ from scavenger.policy.provisioning.slots import (
     aggregator_slot,
     evenly,
     is_for_aggregators,
+    on_further_hosts,
     plan_slots,
 )
 
 PLACES = {"huge": 64, "small": 1, "large": 2}
 TYPES = st.sampled_from(sorted(PLACES))
+
+
+@given(
+    st.dictionaries(st.text("w0", min_size=1), st.sampled_from(["", "a", "b", "c", "d"])), st.integers(0, 5)
+)
+def test_workers_leave_all_hosts_but_those_with_most_of_them(hosts: dict[str, str], count: int) -> None:
+    leaving = on_further_hosts(hosts, count)
+    left = Counter(hosts[name] for name in leaving)
+    stays = Counter(host for name, host in hosts.items() if host and name not in leaving)
+
+    assert "" not in left
+    assert not left.keys() & stays.keys()
+    assert len(stays) == min(count, len(left.keys() | stays.keys()))
+    assert not left or not stays or max(left.values()) <= min(stays.values())
 
 
 @st.composite

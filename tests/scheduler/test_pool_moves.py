@@ -24,6 +24,8 @@ from scavenger.domain.pool import (
     RatePoint,
     UserPart,
     WorkLeft,
+    slots_for,
+    workers_of,
 )
 from scavenger.scheduler.jobs.allotting import Rules
 from scavenger.scheduler.jobs.deadlines import promise
@@ -37,6 +39,8 @@ from scavenger.scheduler.jobs.seeing import (
     Sizes,
     decided,
     exponent_of,
+    in_slots,
+    points_in_slots,
     rates_of,
     sizes_in,
 )
@@ -62,6 +66,8 @@ class Job:
     due_s: float = inf
     asked: tuple[int, int] | None = None
     """The number of an allotment, and the slots that it says."""
+    curves: dict[str, tuple[RatePoint, ...]] = field(default_factory=dict)
+    """On the types of nodes that it has had, as its runners keep them."""
 
 
 @dataclass
@@ -74,6 +80,8 @@ class World:
     jobs: list[Job] = field(default_factory=list)
     arrived: int = 0
     means: Means = field(default_factory=Means)
+    gpus: tuple[int, int] = (1, 1)
+    """Workers on each slot of both types of hosts."""
 
     def set_means(self) -> None:
         """What the pool has is something else from now on: its budget, or the state of a host."""
@@ -85,7 +93,16 @@ class World:
         nodes = list(
             self.means.nodes
             or (
-                PoolNode(str(at), "ab"[at % 2], 1, 1 + at % 2, vms.usd_per_hour * (at % 2), "open", NOW)
+                PoolNode(
+                    str(at),
+                    "ab"[at % 2],
+                    1,
+                    1 + at % 2,
+                    vms.usd_per_hour * (at % 2),
+                    "open",
+                    NOW,
+                    per_slot=self.gpus[at % 2],
+                )
                 for at in range(self.pool.slots)
             )
         )
@@ -162,11 +179,24 @@ class World:
         by_id = {one.id: one for one in self.jobs}
         for move in done:
             job = by_id[move.job]
+            if self.pool.whole:
+                assert move.slots in (0, self.pool.slots)
+            elif move.slots and job.sizes.least <= move.slots * self.per_slot(job):
+                has = workers_of(move.slots, self.per_slot(job), job.sizes.most)
+                assert slots_for(has, self.per_slot(job)) == move.slots, "no machine is idle"
+            else:
+                assert move.kind == "pause", "no job has fewer workers than its least"
             if move.kind == "begin":
                 job.queued, job.workers, job.standing = False, move.slots, None
             else:
                 job.asked = (number, move.slots)
         return len(done)
+
+    def per_slot(self, job: Job) -> int:
+        """Workers on each slot that a job has."""
+        if self.means.nodes is None or self.last is None:
+            return 1 if self.pool.vms is None else self.pool.vms.per_slot
+        return self.gpus["ab".index(self.last.shares[job.id].vm or "a")]
 
     # ---- what jobs do --------------------------------------------------------------------------------------
 
@@ -176,7 +206,10 @@ class World:
             1, "training", job.workers, obeyed, curve=curve, left=WorkLeft(100.0 * job.number), change_s=0.1
         )
         if self.last is not None:
-            job.standing = replace(job.standing, vm=self.last.shares[job.id].vm)
+            vm = self.last.shares[job.id].vm
+            job.curves[vm] = curve
+            others = {other: known for other, known in job.curves.items() if other != vm}
+            job.standing = replace(job.standing, vm=vm, others=others)
 
     def grow_early(self, job: Job) -> None:
         """Start what it was told to start, without having said so."""
@@ -261,11 +294,18 @@ class World:
     st.sampled_from(POLICY_NAMES),
     st.sampled_from(({}, {"ann": UserPart(2.0, 3)})),
     st.sampled_from((None, *RENTED, *HOSTS)),
+    st.sampled_from(((1, 1), (4, 4), (1, 4), (2, 3))),
 )
 def test_no_slot_has_two_owners_and_all_comes_to_rest(
-    seed: int, slots: int, policy: str, users: dict[str, UserPart], vms: PoolVms | None
+    seed: int,
+    slots: int,
+    policy: str,
+    users: dict[str, UserPart],
+    vms: PoolVms | None,
+    gpus: tuple[int, int],
 ) -> None:
-    world = World(Pool("gpu", slots, policy, users, vms=vms), random.Random(seed))
+    vms = None if vms is None else replace(vms, per_slot=1 if vms.owned else gpus[0])
+    world = World(Pool("gpu", slots, policy, users, vms=vms), random.Random(seed), gpus=gpus)
     for _ in range(60):
         world.set_means()
         world.event()
@@ -466,6 +506,52 @@ def test_a_job_that_waits_for_too_many_slots_leaves_none_idle_and_no_known_job_l
 def test_a_job_that_does_not_fit_has_no_size_in_the_pool() -> None:
     assert sizes_in(Pool("gpu", 2), Sizes(3, 4, 8)) == Sizes(0, 0, 0)
     assert sizes_in(Pool("gpu", 6), Sizes(3, 8, 8)) == Sizes(3, 6, 6)
+
+
+@examples(100)
+@given(st.tuples(*[st.integers(1, 40)] * 3).map(sorted), st.integers(1, 9))
+def test_with_any_share_of_machines_a_job_has_from_its_least_to_its_most_workers(
+    sizes: list[int], gpus: int
+) -> None:
+    least, asked, most = sizes
+    found = in_slots(Sizes(least, asked, most), gpus)
+
+    assert found.least <= found.asked <= found.most
+    for slots in range(found.least, found.most + 1):
+        workers = workers_of(slots, gpus, most)
+        assert least <= workers <= most
+        assert slots_for(workers, gpus) == slots
+        # GPUs are idle only where it could not run otherwise
+        assert workers == slots * gpus or slots == found.least
+    assert gpus > 1 or found == Sizes(least, asked, most)
+
+
+def test_a_curve_by_workers_is_read_at_those_of_whole_machines() -> None:
+    curve = tuple(RatePoint(workers, 10.0 * workers**0.5, workers != 8) for workers in (1, 2, 4, 6, 8))
+
+    assert points_in_slots(curve, 1) == curve
+    assert points_in_slots(curve, 4) == (RatePoint(1, 20.0, True), RatePoint(2, 10.0 * 8**0.5, False))
+    assert points_in_slots((), 4) == ()
+
+
+def test_a_job_stays_among_machines_with_as_many_gpus_and_one_that_waits_goes_where_it_fits() -> None:
+    def seen(*nodes: tuple[str, int, str], told: int = 0) -> tuple[int, ...]:
+        """Workers on a slot of a job on hosts of type a, if it was told any, and of two that wait."""
+        found = tuple(
+            PoolNode(name, name[0], 1, 4, 0.0, state, NOW, per_slot=gpus) for name, gpus, state in nodes
+        )  # type: ignore[arg-type]
+        share = PoolShare(told, told, told, 1, vm="a")
+        jobs = [
+            PoolJob("0", "ann", 0, 0, Sizes(1, 8, 8), 0.0, None, share, queued=not told),
+            *(PoolJob(str(at), "ann", 0, at, Sizes(4, 4, 8), 0.0, None, None, queued=True) for at in (1, 2)),
+        ]
+        rows = decided(Pool("lab", 8, "even", vms=HOSTS[0]), jobs, means=Means(nodes=found)).jobs
+        return tuple(job.per_slot for job in rows)
+
+    one, four, more = ("a1", 1, "open"), ("b1", 4, "open"), ("b2", 4, "open")
+    assert seen(one, four, more, told=1) == (1, 4, 4)
+    assert seen(one, four, told=1) == (1, 4, 4)
+    assert seen(*(("a" + str(at), 1, "open") for at in range(6)), four, told=1) == (1, 1, 4)
 
 
 @examples(30)

@@ -138,6 +138,29 @@ while True:
             engine.kill_all()
             engine.close()
 
+    def test_a_vm_that_its_last_process_has_left_gets_another_only_if_no_other_has_room(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        stage.add("vm-0", places=2)
+        stage.add("vm-1", places=2)
+        stage.joined("vm-0", "vm-1")
+        program = "import os, time; time.sleep(float(os.environ.get('FOR_S', '600')))"
+        engine = HostEngine(tmp_path / "logs", stage.hosts, command=command(program))
+        try:
+            engine.launch(boot("w0"))
+            running(engine, "w0")
+            engine.launch(boot("w1"), env={"FOR_S": "0"})
+            exits(engine)
+            assert engine.released == {"vm-1"}
+            for name in ("w2", "w3"):
+                engine.launch(boot(name))
+                running(engine, name)
+            there = {vm.spec.intent: vm.processes for vm in stage.hosts.vms()}
+            assert there == {"vm-0": ("w0", "w2"), "vm-1": ("w3",)}
+        finally:
+            engine.kill_all()
+            engine.close()
+
     def test_a_vm_that_is_avoided_keeps_its_processes_and_gets_no_more(
         self, stage: Stage, start: Start
     ) -> None:

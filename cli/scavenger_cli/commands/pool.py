@@ -10,7 +10,7 @@ from rich.text import Text
 
 from scavenger.api import pools
 from scavenger.api.opening import open_source
-from scavenger.api.pool_words import ANOTHERS, NOW, gained, ranged, title, within
+from scavenger.api.pool_words import ANOTHERS, NOW, changing, gained, ranged, title, within
 from scavenger.api.submissions import submission_of
 from scavenger.api.submitting import JobRequest
 from scavenger.domain.operation import StopJob
@@ -111,10 +111,12 @@ def nodes(one: pools.SharedPool) -> Iterator[RenderableType]:
     """The machines of a pool, as a table."""
     if not one.nodes:
         return
+    several = any(node.per_slot > 1 for node in one.nodes)
     grid = render.table(
         ("node", "left"),
         ("type", "left"),
         ("slots", "right"),
+        *((("workers", "right"),) if several else ()),
         ("per hour", "right"),
         ("state", "left"),
         ("since", "left"),
@@ -125,6 +127,7 @@ def nodes(one: pools.SharedPool) -> Iterator[RenderableType]:
             clean(node.name),
             f"{node.type}{' spot' if node.spot else ''}" or "-",
             str(node.slots),
+            *((str(node.slots * node.per_slot),) if several else ()),
             money(node.usd_per_hour),
             node.state,
             when(node.since)[:19],
@@ -136,10 +139,12 @@ def nodes(one: pools.SharedPool) -> Iterator[RenderableType]:
 def coming(one: pools.SharedPool) -> Iterator[RenderableType]:
     """What comes of the jobs of a pool, as a table, and which of them do not do what they were told."""
     aggregators = any(job.aggregators for job in one.jobs)
+    several = any(job.per_slot > 1 for job in one.jobs)
     grid = render.table(
         ("job", "left"),
         ("name", "left"),
         ("state", "left"),
+        *((("slots", "right"),) if several else ()),
         ("workers", "right"),
         *((("aggregators", "right"),) if aggregators else ()),
         ("starts in", "right"),
@@ -151,7 +156,8 @@ def coming(one: pools.SharedPool) -> Iterator[RenderableType]:
             "-" if job.id is None else job.id[:8],
             ANOTHERS if job.name is None else clean(job.name),
             job.state,
-            str(job.slots) if job.next == job.slots else f"{job.slots} -> {job.next}",
+            *((changing(job.slots, job.next),) if several else ()),
+            changing(job.workers, job.next_workers),
             *((str(job.aggregators),) if aggregators else ()),
             "-"
             if job.slots
@@ -230,7 +236,7 @@ def what_if(
 
 def what_if_text(found: pools.WhatIfAnswer) -> Iterator[RenderableType]:
     """What a job would bring, for people."""
-    by = "no earlier run of it is known, so its end is not"
+    by = "no run of it is known, so its end is not"
     if found.known_by is not None:
         by = f"by the curve of its run {found.known_by[:8]}"
     yield Text(f"{clean(found.name)} in pool {found.pool}, if it was submitted now ({by}):")

@@ -458,6 +458,7 @@ class JobRun:
             pool="" if seat is None else seat.pool,
             pause=self.request_pause,
             obeyed=0 if seat is None else seat.share.since,
+            per_slot=1 if seat is None else seat.per_slot,
             answered=answered,
         )
         if not self._trains:

@@ -1,4 +1,7 @@
-"""A job's seat in its pool: how many workers it may have, and how it stands, for the server of the pool."""
+"""A job's seat in its pool: how many workers it may have, and how it stands, for the server of the pool.
+
+The pool counts slots; here alone these become workers, of which a slot that is a VM has one for each GPU.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from scavenger.control.training.operations import NOT_YET, OperationHandler
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.infra import Infra
 from scavenger.domain.job import JobSpec, ResourcesSpec
-from scavenger.domain.pool import JobStanding, PoolShare, PoolVms, RatePoint
+from scavenger.domain.pool import JobStanding, PoolShare, PoolVms, RatePoint, slots_for, workers_of
 from scavenger.policy.batch import batch_rule
 
 _CURVE_S = 5.0
@@ -26,6 +29,7 @@ class PoolSeat:
         pool: What decides on its size, for users: `pool gpu`, or `study rates`.
         share: What the job was begun with.
         vms: What is rented for it; None where it is this machine.
+        per_slot: Workers on each of its slots.
         token: Of the lease of its runner.
         before: How the job stood by its earlier runners; None if it never did.
         changed: Set when the standing says something else than a moment ago; None for an event of its own.
@@ -38,12 +42,13 @@ class PoolSeat:
         share: PoolShare,
         *,
         vms: PoolVms | None = None,
+        per_slot: int = 1,
         token: int = 0,
         before: JobStanding | None = None,
         changed: threading.Event | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.pool, self.share, self._vms = pool, share, vms
+        self.pool, self.share, self.per_slot, self._vms = pool, share, per_slot, vms
         self.changed = threading.Event() if changed is None else changed
         self._clock = clock
         self._began_at = self._counted_at = clock()
@@ -62,11 +67,13 @@ class PoolSeat:
     def within(self, job: JobSpec) -> JobSpec:
         """The job as it runs with this share: it searches up to it, and no policy of its own changes its size.
 
-        One whose file names a single number of workers searches none, and begins with all that it may have.
+        It searches as many workers as slots can give it. One whose file names a single number searches none, and begins
+        with all that it may have.
         """
         low, high = job.elastic_range
-        told = self.share.told
-        counts = tuple(count for count in job.worker_counts if count <= told)
+        told, per_slot = workers_of(self.share.told, self.per_slot, high), self.per_slot
+        sizes = {workers_of(slots_for(count, per_slot), per_slot, high) for count in job.worker_counts}
+        counts = tuple(sorted(count for count in sizes if count <= told))
         if not counts or len(job.worker_counts) == 1:
             counts = (told,)
         search = job.search.model_copy(update={"workers": counts})
@@ -91,9 +98,9 @@ class PoolSeat:
 
     def fitted(self, chosen: Configuration, job: JobSpec) -> Configuration:
         """The configuration that an earlier run has chosen, with the workers of this share."""
-        elastic = job.elastic
+        elastic, (_, elastic_max) = job.elastic, job.elastic_range
         rule = batch_rule(elastic.batch, batch_max=elastic.batch_max or job.batch_sizes[-1])
-        workers = self.share.told
+        workers = workers_of(self.share.told, self.per_slot, elastic_max)
         batch = max(workers, rule.global_batch_size(workers, chosen))
         there = {} if self._vms is None else {"vm": self._vms.vm or self.share.vm}
         return replace(chosen, workers=workers, global_batch_size=batch, **there)
@@ -112,8 +119,8 @@ class PoolSeat:
         trainer, before = workflow.trainer, self._now
         if before.start_s is None and trainer.configuration is not None:
             before = replace(before, start_s=self._clock() - self._began_at)
-        size = trainer.wanted
-        held = max(size, vms, sum(trainer.supervisor.existing.values()))
+        size = slots_for(trainer.wanted, self.per_slot)
+        held = max(size, vms, slots_for(sum(trainer.supervisor.existing.values()), self.per_slot))
         now = replace(before, held=held, size=size, obeyed=operations.obeyed, refusing=operations.refusing)
         if pausing:
             now = replace(now, state="pausing")

@@ -185,12 +185,14 @@ class JobWorkflow:
             log_sd = 0.0
             if self._job.goal.target is not None:
                 log_sd = float(model.statistical.predict(np.array([batch]))[1][0])
-            return None if samples is None else WorkLeft(samples, log_sd)
+            share = self.progress()
+            whole = None if samples is None or share is None or share >= 1.0 else samples / (1.0 - share)
+            return None if samples is None else WorkLeft(samples, log_sd, whole)
         share = self.progress()
         if share is None or self._expected is None or self._expected[1] is None:
             return None
         whole = self._expected[1] * self._expected[0]
-        return WorkLeft(max(0.0, 1.0 - share) * whole)
+        return WorkLeft(max(0.0, 1.0 - share) * whole, whole=whole)
 
     def rates(self) -> tuple[RatePoint, ...]:
         """The curve of the job: by its model once it has chosen, else what was measured; by growing workers."""

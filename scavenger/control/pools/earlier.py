@@ -29,15 +29,20 @@ def earlier_run(
     Args:
         name, spec: Of the job, as in `NewSubmission`.
     """
-    path, spec = os.path.realpath(job_file), _work_of(spec)
     for one in store.jobs(_RUNS_LOOKED_AT, name=name):
-        if os.path.realpath(one.job_file) != path:
+        if os.path.realpath(one.job_file) != os.path.realpath(job_file):
             continue
         asked = store.submission(one.id)  # a job of a pool is on record with the share that it was begun with
         ran = one.spec if asked is None else asked.job.spec
-        if _work_of(ran) == spec and (curve := curve_of(store.job(one.id).report)) is not None:
+        if _work_of(ran) == _work_of(spec) and (curve := curve_of(store.job(one.id).report)) is not None:
             return one, curve
     return None
+
+
+def is_same(one: NewSubmission, job_file: str, spec: Mapping[str, Any]) -> bool:
+    """Whether a submission is of this job file with the same values but for place and limits."""
+    same_file = os.path.realpath(one.job_file) == os.path.realpath(job_file)
+    return same_file and _work_of(one.spec) == _work_of(spec)
 
 
 def _work_of(spec: Mapping[str, Any]) -> dict[str, Any]:

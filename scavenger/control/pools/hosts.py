@@ -52,7 +52,6 @@ class PoolHosts:
         self._infra = Infra.parse(pool.vms.infra)
         self._open = open_machines or (lambda: open_owned(self._infra, settings_of(self._infra)))
         self._machines: OwnedMachines | None = None
-        self._unfit: set[str] = set()
         self.nodes: tuple[PoolNode, ...] | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"scavenger-hosts-{pool.name}", daemon=True)
@@ -95,25 +94,13 @@ class PoolHosts:
         if self._machines is None:
             self._machines = self._open()
         before = self._vms()  # one that ends meanwhile, too
-        machines = [one for one in self._machines.machines(self._infra.zone) if self._fits(one)]
+        machines = self._machines.machines(self._infra.zone)
         ours = before | self._vms()
         old = {node.name: node for node in self.nodes or self._on_record()}
         nodes = tuple(seen_node(one, ours, old.get(one.name), now) for one in machines)
         if nodes != self.nodes:
             self.nodes = nodes
             self._changed()
-
-    def _fits(self, one: OwnedMachine) -> bool:
-        """Whether it is one slot; said once where it is not."""
-        if one.gpus > 1 and one.name not in self._unfit:
-            self._unfit.add(one.name)
-            logger.warning(
-                "pool %s: a slot is one host with one worker, and %s has %d GPUs, one worker on each: it is left out",
-                self._pool.name,
-                one.name,
-                one.gpus,
-            )
-        return one.gpus <= 1
 
     def _vms(self) -> frozenset[str]:
         """The ids of the pool's VMs, and the tokens of launches that have not answered yet."""
@@ -149,7 +136,8 @@ def seen_node(one: OwnedMachine, ours: frozenset[str], before: PoolNode | None, 
     state = "open" if state == "draining" else state
     was = None if before is None else "open" if before.state == "draining" else before.state
     since = before.since if before is not None and was == state else now
-    return PoolNode(one.name, one.vm, 1, one.cpus, one.usd_per_hour, state, since)
+    per_slot = max(1, one.gpus)
+    return PoolNode(one.name, one.vm, 1, one.cpus, one.usd_per_hour, state, since, per_slot=per_slot)
 
 
 class PoolsHosts:

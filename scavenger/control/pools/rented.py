@@ -64,7 +64,8 @@ def rented_by(one: PoolSettings, environment: Mapping[str, str] = os.environ) ->
     if not infra.capabilities.owned:
         if one.vm is None or one.max is None:
             raise ConfigurationError(f"vm and max must be given, for VMs of {infra}")
-        return replace(vms, usd_per_hour=_vm_usd_per_hour(infra, settings, vms, environment)), one.max
+        usd_per_hour, per_slot = _of_type(infra, settings, vms, environment)
+        return replace(vms, usd_per_hour=usd_per_hour, per_slot=per_slot), one.max
     if one.vm is not None:
         raise ConfigurationError(
             f"vm is for VMs that are rented; the hosts of {infra} are the pool's, whatever they are"
@@ -88,13 +89,13 @@ def open_owned(
     return provider
 
 
-def _vm_usd_per_hour(
+def _of_type(
     infra: Infra, settings: CloudSettings, vms: PoolVms, environment: Mapping[str, str]
-) -> float:
-    """Price of a VM with its disk and address.
+) -> tuple[float, int]:
+    """Price of a VM with its disk and address, and its workers.
 
     Raises:
-        ConfigurationError: There is no such type, its price is not known, or it has several workers.
+        ConfigurationError: There is no such type, or its price is not known.
     """
     spot = vms.spot
     cloud = CatalogCloud(
@@ -107,12 +108,8 @@ def _vm_usd_per_hour(
     )
     offered = cloud.offers_for(ResourcesSpec(vm=vms.vm), workers=(1, 1))
     offer = offered.offers[0]
-    if offer.workers_per_vm > 1:
-        raise ConfigurationError(
-            f"a slot of a pool is one VM with one worker, and {vms.vm} has {offer.workers_per_vm} GPUs, one worker on "
-            "each"
-        )
-    return offer.price_usd_per_hour + cloud.extras(offered.disk_gib, spot=spot).usd_per_hour
+    extras = cloud.extras(offered.disk_gib, spot=spot)
+    return offer.price_usd_per_hour + extras.usd_per_hour, offer.workers_per_vm
 
 
 def _cloud(place: str) -> Infra:

@@ -145,7 +145,8 @@ def _standing(
         if needs_earlier(pool, job):
             job = with_earlier(job, standing_before(store, one.job))
         if job.standing is not None:
-            job = replace(job, standing=foreseeable(pool, job.standing))
+            per_slot = 1 if allotment is None else allotment.per_slot(job.vm)
+            job = replace(job, standing=foreseeable(pool, job.standing, per_slot))
         jobs.append(job)
     vms = pool.vms
     return PoolStanding(
@@ -233,12 +234,13 @@ def sizes_by_file(job: NewSubmission, pool: Pool | None) -> Sizes:
         return Sizes(1, 1, 1)
 
 
-def foreseeable(pool: Pool, standing: JobStanding) -> JobStanding:
+def foreseeable(pool: Pool, standing: JobStanding, per_slot: int = 1) -> JobStanding:
     """A standing from which a future follows: without any speed, the work left says nothing of time."""
     curve = standing.curve
     if standing.rate and standing.held and (pool.whole or not curve):
         # a job that has a whole pool has all slots, whatever number of workers it chose
-        curve = (RatePoint(pool.slots if pool.whole else standing.held, standing.rate, True),)
+        workers = pool.slots if pool.whole else standing.held * per_slot
+        curve = (RatePoint(workers, standing.rate, True),)
     elif pool.whole:
         curve = ()
     return replace(standing, curve=curve, left=standing.left if curve else None)

@@ -266,7 +266,7 @@ class Pools:
             self._limits_s[one.id] = change_limit_s(one.job.spec)
         if now_s - asked.since_s <= self._limits_s[one.id]:
             return ""
-        aim = f"become {plural(asked.slots, 'worker')}" if asked.slots else "been paused"
+        aim = f"changed to {plural(asked.slots, 'slot')}" if asked.slots else "been paused"
         words = f"for more than {duration(self._limits_s[one.id])} it has not {aim}"
         if job.awaited:
             return f"{words}: it has not answered allotment {share.since}"

@@ -171,6 +171,7 @@ class Runner:
             f"pool {allotment.pool.name}",
             share,
             vms=allotment.pool.vms,
+            per_slot=allotment.per_slot(share.vm),
             token=self._fence.token,
             before=before,
         )

@@ -23,6 +23,7 @@ from scavenger.domain.operation import (
     TakeShare,
     describe,
 )
+from scavenger.domain.pool import workers_of
 from scavenger.errors import ScavengerError
 from scavenger.store import Store
 from scavenger.store.records import OperationRecord, Verdict
@@ -52,6 +53,7 @@ class OperationHandler:
         pool: The pool that alone decides on the job's size, as `pool gpu`; empty if the job is in none.
         pause: Ends the job so that it waits in the queue, given the reason.
         obeyed: Number of the allotment by which it was begun.
+        per_slot: Workers on each slot of its pool.
         answered: Called when an operation was answered.
 
     Attributes:
@@ -74,13 +76,14 @@ class OperationHandler:
         pool: str = "",
         pause: Callable[[str], None] = lambda reason: None,
         obeyed: int = 0,
+        per_slot: int = 1,
         answered: Callable[[], None] = lambda: None,
     ) -> None:
         self._store, self._job_id, self._keep = store, job_id, keep
         self._min, self._max = workers
         self._batch, self._stop, self._measured = batch, stop, measured
         self._policy, self._pool, self._pause, self.obeyed = policy, pool, pause, obeyed
-        self._answered = answered
+        self._per_slot, self._answered = per_slot, answered
         self._taken: OperationRecord | None = None
         self._looking = False
         self._asked = None if folder is None else folder / ASKED
@@ -202,7 +205,7 @@ class OperationHandler:
             case ProfileRange():
                 return self._profile(operation, trainer)
             case TakeShare(slots):
-                return self._scale(slots, reason, trainer)
+                return self._scale(workers_of(slots, self._per_slot, self._max), reason, trainer)
             case StopJob():
                 raise AssertionError("a stop does not wait")
 

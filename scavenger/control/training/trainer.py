@@ -34,6 +34,7 @@ from scavenger.masking import mask
 from scavenger.models.aggregation import AggregatorVms
 from scavenger.models.noise import NoiseTracker
 from scavenger.models.starts import Lasting, Starts, first_start, further_start, stall
+from scavenger.policy.provisioning.slots import on_further_hosts
 from scavenger.train.crash import crash_error
 from scavenger.train.supervisor.bucket_moves import Migrations
 from scavenger.train.supervisor.events import Lost, PreemptionNotice, Refused
@@ -317,6 +318,10 @@ class Trainer(Controller):
         pause = None if apart is None else self.stall(apart)
         if pause is not None and pause.median_s > STALL_MAX * self.further_start.median_s:
             meanwhile = None  # training would be paused for what it gains until the workers are ready
+        leaving = () if keep else self._on_further_vms(target)
+        removed = bool(leaving) and self.remove(leaving, reason, batch=target.global_batch_size)
+        if removed and self.configuration == target:
+            return True
         self._handle(o.Gather(target, meanwhile, keep))
         gathered = self.wanted
         self.until(lambda: self.supervisor.ready >= self.wanted or give_up())
@@ -368,6 +373,15 @@ class Trainer(Controller):
         self._handle(o.Remove(leaving, batch, reason))
         self._settle()
         return not self.finished
+
+    def _on_further_vms(self, target: Configuration) -> tuple[str, ...]:
+        """Workers on more VMs than a smaller configuration needs, where a VM has several: it is paid for as a whole."""
+        offer = self.offer
+        if offer.workers_per_vm == 1 or target.vm != offer.vm or target.workers >= self.wanted:
+            return ()
+        engine = self.supervisor.engine
+        hosts = {name: engine.place(name) for name in self.supervisor.alive}
+        return on_further_hosts(hosts, -(-target.workers // offer.workers_per_vm))
 
     def use_aggregators(self, migrations: Migrations, aggregators: int) -> str:
         """Have the first so many aggregators hold the model, while training continues.

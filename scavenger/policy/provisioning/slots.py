@@ -7,6 +7,7 @@ count from 1, and further aggregator VMs from `FURTHER_AGGREGATORS`. Either may 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -49,6 +50,17 @@ def is_for_aggregators(slot: int) -> bool:
 def evenly(processes: int, vms: int) -> tuple[int, ...]:
     """Number of processes on each VM if they differ by at most one; the first VMs have more."""
     return tuple(processes // vms + (index < processes % vms) for index in range(vms))
+
+
+def on_further_hosts(hosts: Mapping[str, str], count: int) -> tuple[str, ...]:
+    """The workers that are not on the `count` hosts that have most of them; of equals, those that had some first stay.
+
+    Args:
+        hosts: Of each worker, in the order of launch; empty for one that waits for a host, which is left out.
+    """
+    there = Counter(host for host in hosts.values() if host)
+    stay = {host for host, _ in there.most_common(count)}
+    return tuple(name for name, host in hosts.items() if host and host not in stay)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,17 @@ import numpy as np
 
 from scavenger.domain.curve import BoolArray, FloatArray, IntArray
 from scavenger.domain.job import JobSpec
-from scavenger.domain.pool import MACHINE, JobStanding, Pool, PoolNode, PoolShare, RatePoint, UserPart
+from scavenger.domain.pool import (
+    MACHINE,
+    JobStanding,
+    Pool,
+    PoolNode,
+    PoolShare,
+    RatePoint,
+    UserPart,
+    slots_for,
+    workers_of,
+)
 from scavenger.presentation.formatting import plural
 from scavenger.scheduler.jobs.allotting import Rules, allot
 from scavenger.scheduler.jobs.deadlines import CAUTIOUS, kept_shares, promised
@@ -68,6 +78,7 @@ class PoolJob:
         changed_s: Since its share was last changed while it trained; infinite if it never was.
         due_s: From now until its deadline; infinite for none.
         cut: Whether its search is to end, as a job that is more urgent waits for its slots, or they cannot be paid.
+        per_slot: Workers on each slot that it has, or would get.
     """
 
     id: str
@@ -84,11 +95,16 @@ class PoolJob:
     changed_s: float = inf
     due_s: float = inf
     cut: bool = False
+    per_slot: int = 1
 
     @property
     def told(self) -> int:
         """Slots that it may have, by what it was told."""
         return 0 if self.queued or self.share is None else self.share.told
+
+    def workers(self, slots: int) -> int:
+        """Workers with so many slots, those that it has apart from these left out."""
+        return slots if self.per_slot == 1 else workers_of(slots, self.per_slot, self.sizes.most)
 
     @property
     def vm(self) -> str:
@@ -155,11 +171,27 @@ def sizes_of(job: JobSpec) -> Sizes:
     return Sizes(least, min(most, max(least, job.worker_counts[-1])), most)
 
 
-def sizes_in(pool: Pool, sizes: Sizes) -> Sizes:
-    """The sizes that a pool has; all 0 if it is too small for the job."""
+def in_slots(sizes: Sizes, per_slot: int) -> Sizes:
+    """Sizes in slots, of those in workers.
+
+    A slot that is a VM with several GPUs goes to one job. With any number of slots the job has from its least to its
+    most workers (`workers_of`): GPUs are left idle only where it could not run otherwise, as with 5 to 6 workers on VMs
+    with 4.
+    """
+    least = slots_for(sizes.least, per_slot)
+    most = max(least, sizes.most // per_slot)
+    return replace(sizes, least=least, asked=min(slots_for(sizes.asked, per_slot), most), most=most)
+
+
+def sizes_in(pool: Pool, sizes: Sizes, per_slot: int = 1) -> Sizes:
+    """The sizes that a pool has, in slots; all 0 if it is too small for the job.
+
+    Args:
+        sizes: In workers.
+    """
     if pool.whole:
         return Sizes(pool.slots, pool.slots, pool.slots)
-    slots = pool.slots - sizes.apart
+    sizes, slots = in_slots(sizes, per_slot), pool.slots - sizes.apart
     if sizes.least > slots:
         return Sizes(0, 0, 0)
     return replace(sizes, asked=min(sizes.asked, slots), most=min(sizes.most, slots))
@@ -259,12 +291,14 @@ class NodeType:
         slots: That jobs may have.
         cpus: Of one node; 0 if it is not known.
         usd_per_hour: Of the dearest.
+        per_slot: Workers on each slot.
     """
 
     name: str
     slots: int
     cpus: int = 0
     usd_per_hour: float = 0.0
+    per_slot: int = 1
 
 
 def types_of(pool: Pool, jobs: Iterable[PoolJob], means: Means) -> tuple[NodeType, ...]:
@@ -275,10 +309,10 @@ def types_of(pool: Pool, jobs: Iterable[PoolJob], means: Means) -> tuple[NodeTyp
     if means.nodes is None:
         rental = rental_of(pool, means)
         slots = 0 if MACHINE in means.drained else pool.slots
-        usd_per_hour = 0.0 if pool.vms is None else pool.vms.usd_per_hour
-        return (
-            NodeType("", slots if rental is None else rental.affordable(means.left_usd), 0, usd_per_hour),
-        )
+        if pool.vms is None or rental is None:
+            return (NodeType("", slots),)
+        slots = rental.affordable(means.left_usd)
+        return (NodeType("", slots, 0, pool.vms.usd_per_hour, pool.vms.per_slot),)
     names = {one.type for one in means.nodes} | {job.vm for job in jobs if job.told}
     found = []
     for name in sorted(names or {""}):
@@ -288,7 +322,7 @@ def types_of(pool: Pool, jobs: Iterable[PoolJob], means: Means) -> tuple[NodeTyp
             max((one.cpus for one in nodes), default=0),
             max((one.usd_per_hour for one in nodes), default=0.0),
         )
-        found.append(NodeType(name, slots, cpus, usd))
+        found.append(NodeType(name, slots, cpus, usd, min((one.per_slot for one in nodes), default=1)))
     rental = rental_of(pool, means)
     assert rental is not None
     over = sum(one.slots for one in found) - rental.affordable(means.left_usd)
@@ -297,6 +331,43 @@ def types_of(pool: Pool, jobs: Iterable[PoolJob], means: Means) -> tuple[NodeTyp
         found[row] = replace(found[row], slots=found[row].slots - fewer)
         over -= fewer
     return tuple(found)
+
+
+def with_per_slot(jobs: Sequence[PoolJob], types: Sequence[NodeType]) -> tuple[PoolJob, ...]:
+    """The jobs with the workers of a slot of theirs.
+
+    Where nodes differ in their GPUs, sizes in slots do too. So a job stays among nodes with as many GPUs as it began
+    on, also after a pause, if it fits there at all. Of the others, earlier and more urgent ones choose first: where the
+    least of all that are there leaves room, and most workers of it. Who has slots now does not matter: else jobs might
+    be paused for each other in turn.
+    """
+    room, largest = Counter[int](), Counter[int]()
+    for one in types:
+        room[one.per_slot] += one.slots
+        largest[one.per_slot] = max(largest[one.per_slot], one.slots)
+    if len(room) == 1:
+        return tuple(replace(job, per_slot=types[0].per_slot) for job in jobs)
+    of_type, found = {one.name: one.per_slot for one in types}, dict[str, int]()
+
+    def goes(job: PoolJob, gpus: Iterable[int]) -> None:
+        needs = {count: in_slots(job.sizes, count).least + job.sizes.apart for count in gpus}
+        ranks = {
+            count: (need <= room[count], need <= largest[count], room[count] * count)
+            for count, need in needs.items()
+        }
+        chosen = found[job.id] = max(ranks, key=lambda count: ranks[count])
+        room[chosen] -= needs[chosen]
+
+    waiting = []
+    for job in jobs:
+        had = of_type.get(job.vm, 0)
+        if job.told or (had and in_slots(job.sizes, had).least + job.sizes.apart <= largest[had]):
+            goes(job, (had,))
+        else:
+            waiting.append(job)
+    for job in sorted(waiting, key=lambda one: (-one.priority, one.number)):
+        goes(job, largest)
+    return tuple(replace(job, per_slot=found[job.id]) for job in jobs)
 
 
 def rental_of(pool: Pool, means: Means) -> Rental | None:
@@ -333,7 +404,7 @@ def seen_of(pool: Pool, jobs: Sequence[PoolJob], number: int = 0, means: Means =
     """
     rental, types = rental_of(pool, means), types_of(pool, jobs, means)
     names = [one.name for one in types]
-    sizes = [sizes_in(pool, job.sizes) for job in jobs]
+    sizes = [sizes_in(pool, job.sizes, job.per_slot) for job in jobs]
     apart = _whole(one.apart if one.least else 0 for one in sizes)
     claims = Claims(
         user=_whole(users_of(jobs).index(job.user) for job in jobs),
@@ -358,7 +429,7 @@ def seen_of(pool: Pool, jobs: Sequence[PoolJob], number: int = 0, means: Means =
             _whole(names.index(job.vm) if job.vm in names else 0 for job in jobs if job.told),
             (told + apart)[rows],
         ),
-        curves=_curves(jobs, types, pool.slots),
+        curves=curves_of(jobs, types, pool.slots),
         number=number,
     )
     policy, due_s = POLICIES[pool.policy], _real(job.due_s for job in jobs)
@@ -432,7 +503,7 @@ class PoolDecision:
     def why_most(self, pool: Pool, row: int) -> str:
         """Why a job may have no more slots, to follow that it may not; empty if its own sizes say so."""
         job, most = self.jobs[row], int(self.seen.claims.most[row])
-        size = sizes_in(pool, job.sizes).most
+        size = sizes_in(pool, job.sizes, job.per_slot).most
         if most >= size + job.sizes.apart:
             return ""
         if not self.known(row) and not POLICIES[pool.policy].gives_asked:
@@ -480,6 +551,7 @@ def decided(
     settled = (replace(job, share=counted(pool, job)) for job in jobs)
     rows = tuple(job for job in settled if job.queued or job.told)
     rental, types = rental_of(pool, means), types_of(pool, rows, means)
+    rows = with_per_slot(rows, types)
     slots, told = sum(one.slots for one in types), Counter[str]()
     for job in rows:
         told[job.vm if len(types) > 1 else types[0].name] += job.told + job.sizes.apart if job.told else 0
@@ -581,39 +653,66 @@ def rates_of(points: Sequence[RatePoint], most: int, exponent: float = _EXPONENT
     return rates
 
 
-def _curves(jobs: Sequence[PoolJob], types: Sequence[NodeType], slots: int) -> Curves:
-    """The rates of jobs on each type of nodes."""
-    if not jobs:
-        return Curves(*_first(np.zeros((1, slots + 1)) for _ in types))
-    exponent = exponent_of([() if job.standing is None else job.standing.curve for job in jobs])
-    return Curves(
-        *_first(
-            np.stack(
-                [with_apart(_rates_on(job, one, types, slots, exponent), job.sizes.apart) for job in jobs]
-            )
-            for one in types
-        )
+def points_in_slots(points: Sequence[RatePoint], per_slot: int) -> tuple[RatePoint, ...]:
+    """The points of a curve by slots, of those by workers."""
+    if per_slot == 1 or not points:
+        return tuple(points)
+    most = slots_for(points[-1].slots, per_slot)
+    rates, measured = rates_of(points, most * per_slot), {one.slots for one in points if one.measured}
+    return tuple(
+        RatePoint(count, float(rates[count * per_slot]), count * per_slot in measured)
+        for count in range(1, most + 1)
     )
 
 
-def _first(tables: Iterable[FloatArray]) -> tuple[FloatArray, tuple[FloatArray, ...]]:
-    first, *others = tables
-    return first, tuple(others)
+def rates_in_slots(
+    job: PoolJob, points: Sequence[RatePoint], slots: int, exponent: float = _EXPONENT
+) -> FloatArray:
+    """Rates of a job with 0 to so many slots, from the points of a curve, which are by workers."""
+    rates = rates_of(points, slots * job.per_slot, exponent)
+    return rates[[job.workers(count) for count in range(slots + 1)]]
+
+
+def curves_of(
+    jobs: Sequence[PoolJob], types: Sequence[NodeType], slots: int, exponent: float | None = None
+) -> Curves:
+    """The rates of jobs on each type of nodes, with up to so many slots.
+
+    Args:
+        exponent: See `rates_of`; None for that of these jobs.
+    """
+    if not jobs:
+        first, *others = [np.zeros((1, slots + 1)) for _ in types]
+        return Curves(first, tuple(others))
+    if exponent is None:
+        exponent = exponent_of([() if job.standing is None else job.standing.curve for job in jobs])
+    first, *others = [
+        np.stack([with_apart(_rates_on(job, one, types, slots, exponent), job.sizes.apart) for job in jobs])
+        for one in types
+    ]
+    return Curves(first, tuple(others))
 
 
 def _rates_on(
     job: PoolJob, type_: NodeType, types: Sequence[NodeType], slots: int, exponent: float
 ) -> FloatArray:
-    """The rates of a job on a type of nodes: as it was there, else those on another type by the processors of both."""
+    """The rates of a job on a type of nodes: as it was there, else those on another type by the processors of both.
+
+    They are 0 where nodes have another number of GPUs than those that it is to have.
+    """
+    if type_.per_slot != job.per_slot:
+        return np.zeros(slots + 1)
     curves: dict[str, tuple[RatePoint, ...]] = {}
     if (one := job.standing) is not None:
         curves = {**({one.vm: one.curve} if one.curve else {}), **one.others}
     if curve := curves.get(type_.name):
-        return rates_of(curve, slots, exponent)
+        return rates_in_slots(job, curve, slots, exponent)
     known, curve = next(iter(curves.items()), (types[0].name, ()))
     own = next((other for other in types if other.name == known), type_)
-    rates = rates_of(curve, slots, exponent)
-    return rates * type_.cpus / own.cpus if type_.cpus and own.cpus else rates
+    rates = rates_in_slots(job, curve, slots, exponent)
+    if not (type_.cpus and own.cpus):
+        return rates
+    return rates * (type_.cpus / type_.per_slot) / (own.cpus / own.per_slot)
 
 
 def with_apart(rates: FloatArray, apart: int) -> FloatArray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from scavenger.domain.pool import ANOTHERS, Pool, PoolAllotment
@@ -17,6 +17,7 @@ from scavenger.scheduler.jobs.seeing import (
     PoolDecision,
     PoolJob,
     decided,
+    in_slots,
     limits_of,
     rules_of,
     sizes_in,
@@ -38,6 +39,7 @@ class PoolStep:
         short: Why these are not all, in words; empty if they are.
         again_s: Seconds until the policy may say something else.
         renting: What is decided of VMs that are rented; else None.
+        per_slot: Workers on a slot of each job, by its id; 1 for one that it does not name.
     """
 
     allotment: PoolAllotment
@@ -46,6 +48,7 @@ class PoolStep:
     again_s: float
     renting: Renting | None = None
     short: str = ""
+    per_slot: Mapping[str, int] = field(default_factory=dict)
 
 
 def step_of(
@@ -86,7 +89,13 @@ def step_of(
         assert last is not None
         following = last
     return PoolStep(
-        following, done, slots, decision.allotment.again_s, decision.renting, _short(pool, means, slots)
+        following,
+        done,
+        slots,
+        decision.allotment.again_s,
+        decision.renting,
+        _short(pool, means, slots),
+        {job.id: job.per_slot for job in decision.jobs},
     )
 
 
@@ -157,11 +166,11 @@ def why_waiting(
     for job in jobs:
         if not job.queued or job.id in begin:
             continue
-        least, share = sizes_in(pool, job.sizes).least, shares.get(job.id)
+        per_slot, share = step.per_slot.get(job.id, 1), shares.get(job.id)
+        least = sizes_in(pool, job.sizes, per_slot).least
         if not least:
-            found[job.id] = (
-                f"it needs {plural(job.sizes.least, 'slot')}, and pool {pool.name} has {pool.slots}"
-            )
+            need = in_slots(job.sizes, per_slot).least
+            found[job.id] = f"it needs {plural(need, 'slot')}, and pool {pool.name} has {pool.slots}"
         elif pool.whole:
             found[job.id] = f"1 job at once may run on this machine itself{poor}"
         elif limit := next(

@@ -80,13 +80,18 @@ def types_of(seen: PoolSeen, policy: Policy, patience: Patience) -> IntArray:
 
 def _able(seen: PoolSeen, need: IntArray) -> BoolArray:
     """Whether each type has room for so many slots of a job, and the job gets on there; shape `(types, jobs)`."""
-    room, curves = seen.nodes.room, seen.curves.by_type
+    room = seen.nodes.room
     assert seen.nodes.type is not None
-    able = np.zeros((seen.nodes.types, seen.jobs), dtype=bool)
+    able = _runs(seen)
     for number in range(seen.nodes.types):
-        runs = curves[number].rates.max(axis=1) > 0.0
-        able[number] = runs[seen.claims.curve] & _fits(room[seen.nodes.type == number], need)
+        able[number] &= _fits(room[seen.nodes.type == number], need)
     return able
+
+
+def _runs(seen: PoolSeen) -> BoolArray:
+    """Whether each job gets on with nodes of each type; shape `(types, jobs)`."""
+    curve = seen.claims.curve
+    return np.stack([(one.rates.max(axis=1) > 0.0)[curve] for one in seen.curves.by_type[: seen.nodes.types]])
 
 
 def _fits(free: IntArray, need: IntArray) -> BoolArray:
@@ -104,11 +109,12 @@ def _where_most_is_left(
 ) -> IntArray:
     types = seen.nodes.types
     left = np.bincount(seen.nodes.type, seen.nodes.room, types)  # type: ignore[arg-type]
-    chosen = np.where(held >= 0, held, 0)
+    chosen, runs = np.where(held >= 0, held, 0), _runs(seen)
     for job in order.tolist():
         where = int(held[job])
         if where < 0 or not (able[where, job] or seen.standing.fixed[job]):
-            where = int(np.argmax(np.where(able[:, job], left, -inf)))
+            there = able[:, job]  # where it fits nowhere, it waits for nodes on which it runs
+            where = int(np.argmax(np.where(there, left, -inf) if there.any() else runs[:, job]))
         chosen[job] = where
         left[where] -= need[job]
     return chosen

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from scavenger.api.pool_words import NOW, gained, ranged, title
+from scavenger.api.pool_words import NOW, changing, gained, ranged, title
 from scavenger.api.pools import SharedNode, SharedPool, SharingJob, show_pools
 from scavenger.domain.access import Caller
 from scavenger.presentation.formatting import (
@@ -48,7 +48,7 @@ class NodeLine:
 
     name: str
     type: str
-    slots: int
+    slots: str
     price: str
     state: str
     since: str
@@ -113,7 +113,7 @@ def _node(node: SharedNode) -> NodeLine:
     return NodeLine(
         name=node.name,
         type=f"{node.type}{' spot' if node.spot else ''}" or "-",
-        slots=node.slots,
+        slots=str(node.slots) + (f" of {plural(node.per_slot, 'worker')}" if node.per_slot > 1 else ""),
         price=money(node.usd_per_hour),
         state=node.state,
         since=when(node.since),
@@ -128,7 +128,7 @@ def _line(job: SharingJob) -> JobLine:
         id=job.id,
         title=title(job.id, job.name),
         state=job.state,
-        workers=str(job.slots) if job.next == job.slots else f"{job.slots} → {job.next}",
+        workers=changing(job.workers, job.next_workers, "→"),
         starts="-" if job.slots else starts,
         ends=ranged(job.end_s, duration, duration_range),
         dollars=ranged(job.usd, money, money_range),

@@ -151,6 +151,10 @@ class Engine(Protocol):
         """Name of the machine on which a process is or was, as `avoid` takes it; by default its host's address."""
         return self.host(name)
 
+    def place(self, name: str) -> str:
+        """What is given up as a whole once no process is there, as a VM; empty while a process waits for it."""
+        return self.node(name)
+
     def avoid(self, hosts: Collection[str]) -> None:
         """Start workers on these hosts (as `node` and `hosts` name them) only if there is no other host.
 

@@ -393,6 +393,9 @@ class HostEngine(RemoteProcesses[_Process]):
     def node(self, name: str) -> str:
         return self.host(name) if name in self._locals else self._processes[name].node
 
+    def place(self, name: str) -> str:
+        return self.host(name) if name in self._locals else self._processes[name].intent
+
     def log(self, name: str) -> Path:
         return self._local.log(name) if name in self._locals else super().log(name)
 
@@ -432,7 +435,11 @@ class HostEngine(RemoteProcesses[_Process]):
                 and self.source.suits(process.config, process.vm, vm)
             ]
             if able:
-                self._start_on(process, min(able, key=lambda vm: len(vm.processes)))
+                self._start_on(process, min(able, key=self._is_left_and_load))
+
+    def _is_left_and_load(self, vm: AgentStatus) -> tuple[bool, int]:
+        """Whether a VM was left by its last process, so that it is about to be given back; and how many it has."""
+        return not vm.processes and vm.spec.intent in self._released, len(vm.processes)
 
     def _start_on(self, process: _Process, vm: AgentStatus) -> None:
         config = process.config
