@@ -222,6 +222,8 @@ def passage_log_sd(
     course, goal = Evaluations.of(at, scale(values)), float(scale(target))
     now = float(course.at[-1])
     sigma = abs(float(scale(target - noise if mode == "max" else target + noise)) - goal)
+    if not (0.0 < sigma < math.inf and np.all(np.isfinite(np.diff(course.values)))):
+        return 0.0  # no noise beside values of this size
     gap = max(float(course.best[-1] - goal), sigma)
     x, y, counts = course.points(raw=True)
     curves = _Curves([ENDING], NOISY, now, x, np.minimum((y - goal) / gap, OUTLIER), counts)

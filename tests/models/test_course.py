@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import numpy as np
 import pytest
@@ -81,3 +82,13 @@ def test_the_noise_of_an_accuracy_is_binomial() -> None:
     assert (noise("val_accuracy", 0.9), noise("accuracy", 0.9)) == pytest.approx((0.03, 0.015))
     assert noise("val_loss", 0.9) == noise("val_acc_loss", 0.9, "min") == noise("val_accuracy", None) == 0.0
     assert evaluation_noise("val_accuracy", 0.9, "max", validation=0, training=400) == 0.0
+
+
+@pytest.mark.parametrize("values", [(0.5,) * 9, tuple(np.linspace(1.0, 0.0, 9)), (2.0, 1.0)])
+def test_a_course_without_any_noise_tells_a_finite_spread(values: tuple[float, ...]) -> None:
+    course = Course("loss", tuple(np.arange(1.0, len(values) + 1.0)), values)
+
+    for target in (values[-1], values[-1] + 0.5, values[-1] - 0.5):
+        for mode in ("min", "max"):
+            found = course.passage_log_sd(target, cast(Mode, mode), noise=1e-20, limit=50.0)
+            assert 0.0 <= found < 1.0
