@@ -18,6 +18,7 @@ from scavenger.control.service.server import configured_pools
 from scavenger.domain.job import JobSpec
 from scavenger.domain.pool import Pool, PoolAllotment, PoolShare, PoolVms
 from scavenger.errors import ConfigurationError
+from scavenger.scheduler.jobs.seeing import PoolJob, Sizes, decided
 from scavenger.store import Store
 from scavenger.store.operations import VMS_OF
 
@@ -52,6 +53,26 @@ def test_a_pool_of_rented_vms_knows_their_price_with_disk_and_address(tmp_path: 
     assert (on_demand.vms.least, on_demand.vms.idle_s, spot.vms.idle_s) == (1, 300.0, None)
     assert 0.5 < on_demand.vms.usd_per_hour < 0.52
     assert 0.2 < spot.vms.usd_per_hour < 0.22
+
+
+def test_a_vm_with_several_gpus_is_one_slot_with_as_many_workers(tmp_path: Path) -> None:
+    pool = settings(tmp_path, TABLE.replace("e2-standard-4", "a2-highgpu-2g"))
+    assert pool.vms is not None
+    assert (pool.slots, pool.vms.per_slot) == (16, 2)
+    sizes = {"even": Sizes(2, 5, 5), "odd": Sizes(3, 3, 3)}
+    jobs = [
+        PoolJob(name, "ann", 0, at, size, 0.0, None, None, queued=True)
+        for at, (name, size) in enumerate(sizes.items())
+    ]
+    found = decided(replace(pool, policy="even"), jobs)
+
+    assert found.slots == {"even": 2, "odd": 2}
+    assert [job.workers(found.slots[job.id]) for job in found.jobs] == [4, 3]
+    last = PoolAllotment(pool, 1, {}, (), datetime.now(UTC))
+    seat = PoolSeat("pool gpu", PoolShare(2, 2, 2, 1), vms=pool.vms, per_slot=last.per_slot(""))
+    spec = {"version": 1, "name": "a", "train": "train:job", "infra": "pool/gpu", "goal": {"max_epochs": 1}}
+    job = JobSpec.model_validate({**spec, "search": {"workers": [1, 2, 4, 8], "batch_size": [32]}})
+    assert seat.within(job).worker_counts == (2, 4)
 
 
 @pytest.mark.usefixtures("prices")
