@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from benchmarks.emulated_link import EmulatedLink, star
@@ -80,44 +81,46 @@ def _gloo(links: Sequence[EmulatedLink], size: int, rounds: int) -> list[float]:
     return times
 
 
+def of_parts(parts: Sequence[str]) -> Benchmark:
+    """Some numbers of workers, as `exchange:2,8`, without one aggregator, which takes most of the time."""
+    numbers = tuple(map(int, parts))
+    return Benchmark(f"exchange:{','.join(parts)}", 4, partial(measure, numbers, with_one=False))
+
+
 def run(repetitions: int, work_dir: Path) -> Result:
+    """See `measure`."""
+    return measure(_WORKERS, repetitions, work_dir)
+
+
+def measure(numbers: Sequence[int], repetitions: int, work_dir: Path, *, with_one: bool = True) -> Result:
     """Each number of workers: so many steps with one aggregator, beside the workers, and rounds of gloo, in turn."""
     rows: list[tuple[str, ...]] = []
     figures: dict[str, object] = {}
     size, has_gloo = parameters(_NETWORK), installed("torch")
-    against_one, against_gloo = [], []
-    for workers in _WORKERS:
+    over: dict[str, list[float]] = {"one aggregator": [], "gloo": []}
+    for workers in numbers:
         with ExitStack() as stack:
             links = star(stack, workers + 1, rate_bits_per_s=_RATE_BITS_PER_S, round_trip_s=_ROUND_TRIP_S)
             half = max(1, repetitions // 2)
-            peer_s = _gloo(links[1:], size, half) if has_gloo else []
+            gloo_s = _gloo(links[1:], size, half) if has_gloo else []
             beside_s = _transfers(links, "beside", repetitions, work_dir / f"beside-{workers}")
-            one_s = _transfers(links, "apart", repetitions, work_dir / f"one-{workers}")
-            peer_s += _gloo(links[1:], size, half) if has_gloo else []
-        one, beside = Spread.of(one_s), Spread.of(beside_s)
-        gloo = Spread.of(peer_s) if peer_s else None
-        against_one.append(beside.median / one.median)
-        against_gloo += [] if gloo is None else [beside.median / gloo.median]
-        rows.append(
-            (
-                str(workers),
-                one.text(1, 2),
-                beside.text(1, 2),
-                f"{against_one[-1]:.2f}",
-                "" if gloo is None else gloo.text(1, 2),
-                "" if gloo is None else f"{against_gloo[-1]:.2f}",
-            )
-        )
-        figures[str(workers)] = {"one": one, "beside": beside, "gloo": gloo}
-    peer = (
-        f"over gloo {max(against_gloo):.2f} (aim: {_AIM:g})"
-        if against_gloo
-        else "PyTorch is not installed: no gloo"
-    )
+            one_s = _transfers(links, "apart", repetitions, work_dir / f"one-{workers}") if with_one else []
+            gloo_s += _gloo(links[1:], size, half) if has_gloo else []
+        beside, others = Spread.of(beside_s), dict[str, Spread | None]()
+        row = [str(workers), beside.text(1, 2)]
+        for name, times in zip(over, (one_s, gloo_s), strict=True):
+            other = others[name] = Spread.of(times) if times else None
+            if other is not None:
+                over[name].append(beside.median / other.median)
+            row += ("", "") if other is None else (other.text(1, 2), f"{over[name][-1]:.2f}")
+        rows.append(tuple(row))
+        figures[str(workers)] = {"one": others["one aggregator"], "beside": beside, "gloo": others["gloo"]}
+    last = [f"{name} {ratios[-1]:.2f}" for name, ratios in over.items() if ratios]
+    most = f"; over gloo at most {max(over['gloo']):.2f} (aim: {_AIM:g})" if over["gloo"] else ""
     return Result(
-        headers=("workers", "one aggregator, s", "beside the workers, s", "over one", "gloo, s", "over gloo"),
+        headers=("workers", "beside the workers, s", "one aggregator, s", "over one", "gloo, s", "over gloo"),
         rows=tuple(rows),
-        verdict=f"beside the workers, over one aggregator: {against_one[-1]:.2f} with {_WORKERS[-1]}; at most {peer}",
+        verdict=f"beside the workers, with {numbers[-1]}, over {' and '.join(last) or 'nothing'}{most}",
         figures={"model_bytes": 4 * size, **figures},
         remarks=(
             f"a model of {4 * size / 1e6:.0f} MB; each worker, and the VM of the first aggregator, behind a link of "
