@@ -303,8 +303,9 @@ def star(
         )
         links.append(stack.enter_context(made))
     _run(*links[0].within(0), "sysctl", "-qw", "net.ipv4.ip_forward=1")
+    way = ("congctl", congestion) if congestion else ()
     for link in links:
-        _run("ip", "-n", link.spaces[1], "route", "add", "default", "via", link.addresses[0])
+        _run("ip", "-n", link.spaces[1], "route", "add", "default", "via", link.addresses[0], *way)
     return links
 
 
