@@ -98,6 +98,21 @@ def test_payloads_cross_both_ways_in_order(server: PayloadServer, client: Payloa
     assert arrive(client, 1) == [(0, CHUNK, pushed[0][1])]
 
 
+@pytest.mark.parametrize(("given", "taken"), [(b"bbr", b"cubic"), (b"reno", b"reno")])
+def test_tcp_finds_the_rate_of_a_stream_in_a_way_that_is_not_slow_beside_others(
+    given: bytes, taken: bytes
+) -> None:
+    kind = socket.IPPROTO_TCP, socket.TCP_CONGESTION
+    with socket.socket() as link:
+        for way in (taken, given):
+            try:
+                link.setsockopt(*kind, way)
+            except OSError:
+                pytest.skip(f"this system does not have {way.decode()}, or not for this user")
+        payload_loop.share_fairly(link)
+        assert link.getsockopt(*kind, 16).rstrip(b"\0") == taken
+
+
 def test_without_a_stream_nothing_is_sent(server: PayloadServer, client: PayloadClient) -> None:
     assert not client.send(0, CHUNK, b"x")
     assert not server.send("w0", CHUNK, b"x")

@@ -22,6 +22,9 @@ _WAITING_BYTES_MAX = 64 << 20
 """Payloads that have arrived and were not taken; beyond that nothing is read, and senders have to wait."""
 _TURN_RECORDS = 16
 """Records that one connection may read or write before another's turn."""
+_SLOW_TOGETHER, _INSTEAD = b"bbr", b"cubic"
+"""How TCP finds its rate: where many streams share a link, those of the first leave half of it idle, see ADR 149."""
+_NAME_BYTES = 16
 
 
 class Outgoing(NamedTuple):
@@ -186,6 +189,14 @@ class PayloadLoop:
                 heapq.heappop(self._timers)[2]()
 
 
+def share_fairly(link: socket.socket) -> None:
+    """Have TCP find the rate of a connection as most systems do, if this one's own way is slow beside others."""
+    with contextlib.suppress(AttributeError, OSError):  # there is no choice on this system, or not for this user
+        kind = socket.IPPROTO_TCP, socket.TCP_CONGESTION
+        if link.getsockopt(*kind, _NAME_BYTES).rstrip(b"\0") == _SLOW_TOGETHER:
+            link.setsockopt(*kind, _INSTEAD)
+
+
 class StreamConnection:
     """One connection of a stream, used by the loop's thread only.
 
@@ -216,6 +227,7 @@ class StreamConnection:
         self._leaving: memoryview | None = None
         self._interest = selectors.EVENT_READ
         self._reads = self.open = True
+        share_fairly(link)
         loop.selector.register(link, self._interest, self.handle)
 
     def handle(self, events: int) -> None:
