@@ -28,8 +28,8 @@ moves on; whatever arrives again finds its position passed. A new list, which co
 if what it consists of begins the new list too, and drops it otherwise: then the pieces are asked for again. Only when
 every bucket has the whole list is the step `ListSummed`.
 
-**Room.** The first buckets of a worker's own share are sent without being asked for, and their room is set aside; so
-small models need no further message. What can be added as soon as the link has carried it may use all of the budget,
+**Room.** The first buckets of a worker's own share are sent without being asked for, and their room is set aside: all
+of them if the budget holds those of all workers, so that small models need no further message. What can be added as soon as the link has carried it may use all of the budget,
 what has to wait for another worker leaves a quarter of it. If nothing is on its way, one bucket that has its turn is
 asked for in any case. So at most the budget and one bucket are asked for or kept, and there is always progress.
 
@@ -50,7 +50,7 @@ from scavenger.elastic import sum_events as se
 _RESERVE = 4
 """One in so many bytes of the budget is for what can be added on arrival."""
 _UNASKED = 2
-"""One in so many bytes of the budget is for what is sent without being asked for."""
+"""One in so many bytes of the budget is for what is sent without being asked for, if it does not hold everything."""
 
 
 def unasked(sizes: Sequence[int], budget_bytes: int, workers: int) -> int:
@@ -61,7 +61,10 @@ def unasked(sizes: Sequence[int], budget_bytes: int, workers: int) -> int:
         budget_bytes: The aggregator's budget.
         workers: Number of workers that may do so.
     """
-    room, count = budget_bytes // _UNASKED // max(1, workers), 0
+    room, count = budget_bytes // max(1, workers), 0
+    if sum(sizes) <= room:
+        return len(sizes)
+    room //= _UNASKED
     for size in sizes:
         room -= size
         if room < 0:

@@ -60,7 +60,8 @@ def test_what_an_answer_overtook_was_lost_and_only_that_is_asked_for_again() -> 
 
 
 def test_the_first_buckets_come_without_being_asked_for() -> None:
-    assert unasked([4, 4, 4], 40, 2) == 2
+    assert unasked([4, 4, 4], 40, 3) == 3, "all of them, as the budget holds those of all workers"
+    assert unasked([4, 4, 4], 40, 4) == 1
     assert unasked([4, 4, 4], 40, 9) == 0
     sums = Sums([4, 4, 4], 40)
     sums.handle(se.BucketArrived("w0", 1, 0))  # before the list
