@@ -29,9 +29,10 @@ if what it consists of begins the new list too, and drops it otherwise: then the
 every bucket has the whole list is the step `ListSummed`.
 
 **Room.** The first buckets of a worker's own share are sent without being asked for, and their room is set aside: all
-of them if the budget holds those of all workers, so that small models need no further message. What can be added as soon as the link has carried it may use all of the budget,
-what has to wait for another worker leaves a quarter of it. If nothing is on its way, one bucket that has its turn is
-asked for in any case. So at most the budget and one bucket are asked for or kept, and there is always progress.
+of them if the budget holds those of all workers, so that small models need no further message. What can be added as
+soon as the link has carried it may use all of the budget, what has to wait for another worker leaves a quarter of it.
+If nothing is on its way, one bucket that has its turn is asked for in any case. So at most the budget and one bucket
+are asked for or kept, and there is always progress.
 
 **Migration.** The aggregator may come to hold other buckets (`HoldBuckets`). What it gives up is dropped at once; a
 bucket that it gains has no sum before the next list, since until then another aggregator may be adding to it.

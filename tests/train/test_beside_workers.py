@@ -57,13 +57,14 @@ def holders(run: Run) -> set[int]:
 
 
 def share(run: Run, stage: Stage, *intents: str) -> None:
-    """Wait until the first aggregator and those on these VMs hold the model, each VM has one, and none is on others."""
+    """Wait until those on these VMs hold the model, one alone with the first, each VM has one, and no other does."""
 
     def done() -> bool:
         here = [beside(stage, intent) for intent in intents]
         everywhere = {i for vm in stage.hosts.vms() if vm.spec.role == "worker" for i in vm.aggregators}
-        together = {0}.union(*here)
-        return all(len(one) == 1 for one in here) and everywhere | {0} == together == holders(run)
+        together = set[int]().union(*here)
+        sharing = together if len(together) > 1 else together | {0}
+        return all(len(one) == 1 for one in here) and everywhere == together and holders(run) == sharing
 
     run.until(done)
 

@@ -191,7 +191,9 @@ class PayloadLoop:
 
 def share_fairly(link: socket.socket) -> None:
     """Have TCP find the rate of a connection as most systems do, if this one's own way is slow beside others."""
-    with contextlib.suppress(AttributeError, OSError):  # there is no choice on this system, or not for this user
+    with contextlib.suppress(
+        AttributeError, OSError
+    ):  # there is no choice on this system, or not for this user
         kind = socket.IPPROTO_TCP, socket.TCP_CONGESTION
         if link.getsockopt(*kind, _NAME_BYTES).rstrip(b"\0") == _SLOW_TOGETHER:
             link.setsockopt(*kind, _INSTEAD)

@@ -66,11 +66,11 @@ class AggregatorsBesideWorkers(HostSource):
         waiting = frozenset(self._waits_since)
         home = [i for vm in self._agents.vms() if vm.spec.role == "aggregator" for i in vm.aggregators]
         self._again.update(i for vm in self._agents.vms() for i in vm.aggregators)
-        wanted = beside_workers([*self._hosts().values()], home, on_their_way=len(waiting))
-        # one that begins again in its place holds what it held
-        self._wanted = replace(wanted, sharing=wanted.sharing | (self._wanted.sharing & waiting))
+        again = self._wanted.sharing & waiting
+        hosts = [*self._hosts().values()]
+        self._wanted = beside_workers(hosts, home, on_their_way=len(waiting), again=again)
         now = self._clock()
-        for index in sorted(wanted.leaving):
+        for index in sorted(self._wanted.leaving):
             if now - self._told_at.get(index, -_AGAIN_S) >= _AGAIN_S:
                 self._told_at[index] = now
                 notice = PreemptionNotice(
