@@ -236,7 +236,8 @@ def emulated_link(
 
     Args:
         rate_bits_per_s, round_trip_s: Of the link.
-        queue_bytes: What waits at each end, beyond which packets are lost; about two products of the other two.
+        queue_bytes: What waits at each end, beyond which packets are lost; by default two products of the default rate
+            and round trip.
         from_here: Whether the first end is this process's own namespace.
         at: A namespace that exists, which is the first end; empty for a new one.
         congestion: How TCP finds its rate, where most systems take cubic; empty for what this one takes.

@@ -13,9 +13,9 @@ from pool_cases import pools
 from properties import examples
 
 from scavenger.scheduler.jobs.allotting import Rules, allot, same, with_allotment
-from scavenger.scheduler.jobs.deadlines import CERTAIN, Caution, Edf, kept_shares, promise, promised
+from scavenger.scheduler.jobs.deadlines import CERTAIN, Caution, Edf, due_at, kept_shares, promise, promised
 from scavenger.scheduler.jobs.simulation import Run, Workload, simulate
-from scavenger.scheduler.jobs.values import Claims, Curves, Nodes, PoolSeen
+from scavenger.scheduler.jobs.values import Claims, Curves, Nodes, PoolSeen, Shares, Standing
 from scavenger.scheduler.jobs.worth import Worth
 
 
@@ -133,3 +133,26 @@ def test_who_has_a_deadline_goes_first_and_the_rest_goes_where_it_is_worth_most(
 
     assert done[0] <= 10.0
     assert done[1] == pytest.approx(4.0, rel=0.4)
+
+
+def test_a_promise_is_of_slots_of_one_type_of_nodes_and_at_the_speed_there() -> None:
+    """Of 2 slots of each of two types nobody has 4, and what runs on the second type alone can be promised that."""
+    perfect, nothing, jobs = np.arange(9.0)[None], np.zeros((1, 9)), jobs_of((0.0, 300.0, 200.0))
+    zeros = np.zeros(1, dtype=np.int64)
+    standing = Standing(
+        zeros, zeros + 0.0, zeros + 0.0, zeros + 0.0, jobs.work, zeros + 0.0, zeros + 0.0, zeros > 0
+    )
+    alone = PoolSeen(Nodes.of(2, 2), jobs.claims, standing, Shares.none(), jobs.curves)
+    types = replace(alone.nodes, type=np.array([0, 1]))
+    both, second = (
+        replace(alone, nodes=types, curves=Curves(first, (other,)))
+        for first, other in ((perfect, perfect), (nothing, 2.0 * perfect))
+    )
+
+    def earliest_s(seen: PoolSeen) -> float:
+        return promise(due_at(seen, 0, 1.0), 0, CERTAIN).earliest_s
+
+    assert earliest_s(alone) == pytest.approx(300.0 / 4.0, rel=1e-3)
+    assert earliest_s(both) == pytest.approx(300.0 / 2.0, rel=1e-3)
+    assert earliest_s(second) == pytest.approx(300.0 / 4.0, rel=1e-3)
+    assert promise(both, 0, CERTAIN).kept

@@ -1,8 +1,9 @@
 """Deadlines: whether a further one can be promised, and the least slots with which all promises are kept.
 
 Time is parted at the deadlines. Jobs are taken in the order of theirs; each gets the least level of slots with which it
-is through in time, where it has so many as those before it leave, interval by interval [1]_. What is told of the work
-left is taken with caution, since a promise is about the end of a single job.
+is through in time, where it has so many as those before it leave, interval by interval [1]_. Where nodes are of several
+types, all of them are of one: that of those that it has, else the one with most left on which it is through in time.
+What is told of the work left is taken with caution, since a promise is about the end of a single job.
 
 References:
     .. [1] Gu et al., "ElasticFlow: An Elastic Serverless Training Platform for Distributed Deep Learning", ASPLOS 2023:
@@ -11,6 +12,7 @@ References:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -69,8 +71,7 @@ def promise(seen: PoolSeen, job: int, how: Caution = CAUTIOUS) -> Promise:
     asked_s = float(seen.claims.deadline_s[job] - seen.now_s)
     if able(asked_s):
         return Promise(True, asked_s)
-    top = max(1, int(seen.useful[job]))
-    rate = float(seen.rate(np.full(seen.jobs, min(top, seen.slots)))[job])
+    rate = max(_fastest(seen, job, type_) for type_ in _where(seen, job))
     if rate == 0.0:
         return Promise(False, np.inf)
     last_s = float(due_s[kept].max(initial=0.0))
@@ -133,26 +134,64 @@ def kept_shares(seen: PoolSeen, caution: Caution, who: BoolArray) -> tuple[IntAr
     rows = rows[np.lexsort((seen.claims.submitted_s[rows], due_s[rows]))]
     edges = np.unique(due_s[rows])
     lasts_s = np.diff(edges, prepend=0.0)
-    free = np.full(len(edges), seen.slots)
+    free = np.repeat(_rooms(seen)[:, None], len(edges), axis=1)
     left, told, claims = _left(seen, caution), _left(seen, CERTAIN), seen.claims
-    rates = seen.curves.least.rates
-    need = needed(seen, claims.least)
+    need, useful = needed(seen, claims.least), _useful(seen)
+
+    def least_level(job: int, until: int, work: float) -> tuple[int, IntArray] | None:
+        """The type on which a job is through in time, and its slots there in each interval."""
+        levels = np.arange(int(need[job]), max(int(need[job]), int(useful[job])) + 1)
+        types = _where(seen, job)
+        for type_ in sorted(types, key=lambda one: -int(free[one, :until].min())):
+            rates = seen.curves.by_type[type_].rates[claims.curve[job]]
+            has = np.minimum(levels[:, None], free[type_, :until])
+            has = np.where(has >= need[job], has, 0)
+            enough = np.flatnonzero(rates[np.minimum(has, len(rates) - 1)] @ lasts_s[:until] >= work)
+            if len(enough):
+                return type_, has[enough[0]]
+        return None
+
     for job in rows.tolist():
         until = int(np.searchsorted(edges, due_s[job])) + 1
         if need[job] == 0:
             continue
-        levels = np.arange(int(need[job]), max(int(need[job]), int(seen.useful[job])) + 1)
-        has = np.minimum(levels[:, None], free[:until])
-        has = np.where(has >= need[job], has, 0)
-        done = rates[claims.curve[job], np.minimum(has, rates.shape[1] - 1)] @ lasts_s[:until]
-        enough = np.flatnonzero(done >= left[job])
-        kept[job] = len(enough) > 0
-        if not kept[job]:  # it may still be through in time, if it was told right
-            enough = np.flatnonzero(done >= told[job])
-        if len(enough):
-            slots[job] = has[enough[0], 0]
-            free[:until] -= has[enough[0]]
+        found = least_level(job, until, left[job])
+        kept[job] = found is not None
+        if found is None:  # it may still be through in time, if it was told right
+            found = least_level(job, until, told[job])
+        if found is not None:
+            type_, has = found
+            slots[job] = has[0]
+            free[type_, :until] -= has
     return slots, kept
+
+
+def _rooms(seen: PoolSeen) -> IntArray:
+    """Slots that jobs may have, of each type of nodes."""
+    nodes = seen.nodes
+    types = np.zeros(len(nodes.slots), dtype=np.int64) if nodes.type is None else nodes.type
+    return np.bincount(types, nodes.room, nodes.types).astype(np.int64)
+
+
+def _where(seen: PoolSeen, job: int) -> Sequence[int]:
+    """The types of nodes on which a job may be: that of those that it has, else all."""
+    rows = np.flatnonzero(seen.shares.job == job)
+    if seen.nodes.type is None or not len(rows):
+        return range(seen.nodes.types)
+    return (int(seen.nodes.type[seen.shares.node[rows[0]]]),)
+
+
+def _useful(seen: PoolSeen) -> IntArray:
+    """`PoolSeen.useful` on whichever type."""
+    claims, peak = seen.claims, seen.curves.best.peak
+    return np.minimum(claims.most, np.maximum(peak[claims.curve], claims.asked))
+
+
+def _fastest(seen: PoolSeen, job: int, type_: int) -> float:
+    """The greatest rate of a job with slots of a type that may be of use to it."""
+    most = min(int(_useful(seen)[job]), int(_rooms(seen)[type_]))
+    rates = seen.curves.by_type[type_].rates[seen.claims.curve[job]]
+    return float(rates[: max(1, most) + 1].max())
 
 
 def _due_s(seen: PoolSeen, caution: Caution) -> FloatArray:

@@ -57,16 +57,6 @@ class Curves:
         return Curves(np.maximum.reduce([self.rates, *self.others])) if self.others else self
 
     @cached_property
-    def least(self) -> Curves:
-        """With so many slots of the type that is slowest then, of those where a job runs: what any of them promises."""
-        if not self.others:
-            return self
-        tables = np.stack([self.rates, *self.others])
-        runs = tables.any(axis=2, keepdims=True)
-        lowest = np.where(runs, tables, inf).min(axis=0)
-        return Curves(np.where(runs.any(axis=0), lowest, 0.0))
-
-    @cached_property
     def peak(self) -> IntArray:
         """The fewest slots with the greatest rate, shape `(curves,)`: with more, nothing is gained."""
         peak: IntArray = np.argmax(self.rates, axis=1)
