@@ -433,7 +433,7 @@ def of_parts(parts: Sequence[str]) -> Benchmark:
         return Result(
             headers=HEADERS,
             rows=rows,
-            verdict="the function that real pools ask, in virtual time; changes cost nothing",
+            verdict="the function that real pools ask, in virtual time; changes cost nothing unless said",
             figures=_figures(rows),
             remarks=(
                 "seconds from submission to end; CPU: of one processor, without reading",

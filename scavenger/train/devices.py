@@ -107,8 +107,10 @@ def driver_gpus(environment: Mapping[str, str] = os.environ) -> dict[str, Gpu]:
         ]
         raise ScavengerError(f"nvidia-smi does not tell what GPUs there are: {words[0]}")
     gpus = {}
-    for line in answer.stdout.splitlines():
-        uuid, memory, name = line.split(", ", 2)
+    rows = (line.split(", ", 2) for line in answer.stdout.splitlines())
+    for uuid, memory, name in (
+        row for row in rows if len(row) == 3
+    ):  # else it says in words that there is none
         gpus[uuid] = Gpu(name, int(memory) << 20 if memory.isdigit() else 0)
     if not (listed := visible_in(environment)):
         return gpus

@@ -102,3 +102,5 @@ def test_a_driver_that_does_not_answer_is_told_in_one_line(tmp_path: Path) -> No
         ScavengerError, match="there are: Failed to initialize NVML: Driver/library version mismatch"
     ):
         driver_gpus(broken)
+
+    assert driver_gpus(_with_driver(tmp_path, "echo 'No devices were found'\n")) == {}

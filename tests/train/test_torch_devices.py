@@ -7,6 +7,7 @@ begin. Where there is a GPU, `TORCH_DEVICE=cuda python -m pytest tests/train/tes
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -60,7 +61,9 @@ def test_what_holds_on_a_processor_holds_on_a_device() -> None:
     )
 
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None
+    assert int(passed[1]) >= 40, "most of them ran nowhere"
 
 
 def test_the_memory_that_workers_share_is_pinned_for_cuda_as_one_block_and_separate_arrays_are_not(

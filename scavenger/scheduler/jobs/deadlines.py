@@ -136,11 +136,11 @@ def kept_shares(seen: PoolSeen, caution: Caution, who: BoolArray) -> tuple[IntAr
     lasts_s = np.diff(edges, prepend=0.0)
     free = np.repeat(_rooms(seen)[:, None], len(edges), axis=1)
     left, told, claims = _left(seen, caution), _left(seen, CERTAIN), seen.claims
-    need, useful = needed(seen, claims.least), _useful(seen)
+    need = needed(seen, claims.least)
 
     def least_level(job: int, until: int, work: float) -> tuple[int, IntArray] | None:
         """The type on which a job is through in time, and its slots there in each interval."""
-        levels = np.arange(int(need[job]), max(int(need[job]), int(useful[job])) + 1)
+        levels = np.arange(int(need[job]), max(int(need[job]), int(seen.useful[job])) + 1)
         types = _where(seen, job)
         for type_ in sorted(types, key=lambda one: -int(free[one, :until].min())):
             rates = seen.curves.by_type[type_].rates[claims.curve[job]]
@@ -175,21 +175,13 @@ def _rooms(seen: PoolSeen) -> IntArray:
 
 def _where(seen: PoolSeen, job: int) -> Sequence[int]:
     """The types of nodes on which a job may be: that of those that it has, else all."""
-    rows = np.flatnonzero(seen.shares.job == job)
-    if seen.nodes.type is None or not len(rows):
-        return range(seen.nodes.types)
-    return (int(seen.nodes.type[seen.shares.node[rows[0]]]),)
-
-
-def _useful(seen: PoolSeen) -> IntArray:
-    """`PoolSeen.useful` on whichever type."""
-    claims, peak = seen.claims, seen.curves.best.peak
-    return np.minimum(claims.most, np.maximum(peak[claims.curve], claims.asked))
+    has = int(seen.shares.types(seen.jobs, seen.nodes)[job])
+    return range(seen.nodes.types) if has < 0 else (has,)
 
 
 def _fastest(seen: PoolSeen, job: int, type_: int) -> float:
     """The greatest rate of a job with slots of a type that may be of use to it."""
-    most = min(int(_useful(seen)[job]), int(_rooms(seen)[type_]))
+    most = min(int(seen.useful[job]), int(_rooms(seen)[type_]))
     rates = seen.curves.by_type[type_].rates[seen.claims.curve[job]]
     return float(rates[: max(1, most) + 1].max())
 

@@ -288,9 +288,9 @@ class PoolSeen:
 
     @cached_property
     def useful(self) -> IntArray:
-        """Slots beyond which a job gains nothing, or may have no more; its `asked` where that is more."""
+        """Slots beyond which a job gains nothing on any type, or may have no more; its `asked` where that is more."""
         claims = self.claims
-        return np.minimum(claims.most, np.maximum(self.curves.peak[claims.curve], claims.asked))
+        return np.minimum(claims.most, np.maximum(self.curves.best.peak[claims.curve], claims.asked))
 
     @cached_property
     def gainful(self) -> IntArray:
