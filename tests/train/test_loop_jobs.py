@@ -236,3 +236,18 @@ def test_a_mean_lies_in_the_shared_memory_until_all_that_follow_have_applied_it(
     assert os.fstat(block).st_blocks == full  # who follows no more may still have the last one to apply
     kept.forget(10)
     assert os.fstat(block).st_blocks < full - headers[0].bytes // 1024
+
+
+def test_means_of_other_arrays_than_before_are_given_back_whole(block: int) -> None:
+    """A layer that is unfrozen while a worker follows makes the next means larger than those that lie there."""
+    leader = GradientMemory(block)
+    kept = KeptMeans(leader)
+    before = os.fstat(block).st_blocks
+    for step, size in ((5, 50_000), (6, 10), (7, 90_000), (8, 10)):
+        headers = lm.headers_of({"g": np.zeros(size)})
+        mean = StepMean(headers, (), True, {"g": np.full(size, float(step))}, {}, 1.0, 1.0, 1)
+        kept.keep(mean, step, step - 2)
+
+    kept.forget(10)
+
+    assert os.fstat(block).st_blocks - before < 64  # some pages at the ends of places

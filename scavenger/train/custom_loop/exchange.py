@@ -121,7 +121,8 @@ class KeptMeans:
         self._memory = memory
         self._steps: dict[int, int] = {}
         """By place, the step of its mean."""
-        self._bytes = 0
+        self._bytes: dict[int, int] = {}
+        """By place, the most that a mean took there; layers may be frozen and unfrozen meanwhile."""
 
     def keep(self, mean: StepMean, step: int, applied: int) -> tuple[int, Sequence[Any]]:
         """Copy the mean of a step from where the next one is formed.
@@ -142,7 +143,8 @@ class KeptMeans:
             return MEAN, lm.pack({name: array.copy() for name, array in mean.arrays.items()})[1]
         for name, array in mean.arrays.items():
             np.copyto(arrays[name], array)
-        self._steps[place], self._bytes = step, sum(header.bytes for header in mean.headers)
+        self._steps[place] = step
+        self._bytes[place] = max(self._bytes.get(place, 0), sum(header.bytes for header in mean.headers))
         return place, []
 
     def forget(self, step: int) -> None:
@@ -151,9 +153,10 @@ class KeptMeans:
         Who has become a member has applied all that it followed when it takes part in a step.
         """
         if self._memory is not None and self._steps and max(self._steps.values()) < step - 1:
-            for place in self._steps:
-                self._memory.give_back(place, self._bytes)
+            for place, size in self._bytes.items():
+                self._memory.give_back(place, size)
             self._steps.clear()
+            self._bytes.clear()
 
 
 class SuccessiveSteps:
