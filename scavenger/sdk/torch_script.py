@@ -119,9 +119,9 @@ class _Replica(Elastic):
         return first
 
     def _end(self) -> None:
-        self._begun = False
-        if self._refusal is not None:
-            raise self._refusal
+        refusal, self._refusal, self._begun = self._refusal, None, False
+        if refusal is not None:
+            raise refusal
         self._script.backward_ended()
 
     def stepped(self) -> None:

@@ -30,7 +30,7 @@ def earlier_run(
         name, spec: Of the job, as in `NewSubmission`.
     """
     for one in store.jobs(_RUNS_LOOKED_AT, name=name):
-        if os.path.realpath(one.job_file) != os.path.realpath(job_file):
+        if not _same_file(one.job_file, job_file):
             continue
         asked = store.submission(one.id)  # a job of a pool is on record with the share that it was begun with
         ran = one.spec if asked is None else asked.job.spec
@@ -41,8 +41,11 @@ def earlier_run(
 
 def is_same(one: NewSubmission, job_file: str, spec: Mapping[str, Any]) -> bool:
     """Whether a submission is of this job file with the same values but for place and limits."""
-    same_file = os.path.realpath(one.job_file) == os.path.realpath(job_file)
-    return same_file and _work_of(one.spec) == _work_of(spec)
+    return _same_file(one.job_file, job_file) and _work_of(one.spec) == _work_of(spec)
+
+
+def _same_file(one: str, other: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def _work_of(spec: Mapping[str, Any]) -> dict[str, Any]:
