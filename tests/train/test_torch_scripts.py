@@ -65,7 +65,7 @@ def test_a_script_trains_as_python_would_whoever_joins_and_leaves(tmp_path: Path
         job.job.resize(1, OWN, "one begins")
         job.until(job.trained(9))
         job.job.resize(3, OWN, "two join")
-        job.until(job.trained(40))
+        job.until(job.on(3))
         job.job.resize(2, OWN, "one leaves")
         state = job.to_the_end()
 

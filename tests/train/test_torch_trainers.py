@@ -32,7 +32,7 @@ def test_a_trainer_trains_as_it_would_alone_whoever_joins_and_leaves(tmp_path: P
         job.job.resize(1, OWN, "one begins")
         job.until(job.trained(9))
         job.job.resize(3, OWN, "two join")
-        job.until(job.trained(30))
+        job.until(job.on(3))
         job.job.resize(2, OWN, "one leaves")
         state = job.to_the_end()
 
