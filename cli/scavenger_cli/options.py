@@ -53,6 +53,17 @@ InfraOption = Annotated[
         "--infra", metavar="CLOUD/REGION", help="Also check what jobs there need, such as aws/us-east-1."
     ),
 ]
+ClusterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--in",
+        metavar="kubernetes/CONTEXT",
+        help="Of ElasticJobs in this cluster, read with your own rights there.",
+    ),
+]
+LeasesOption = Annotated[
+    str, typer.Option("--lease-namespace", metavar="NAME", help="With --in: where the operator's leases are.")
+]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Answer every question with yes.")]
 AuditOption = Annotated[
     bool, typer.Option("--audit", help="Record which worker trained on which samples, in audit.jsonl.")

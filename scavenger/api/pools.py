@@ -169,7 +169,7 @@ class SharedPool:
         slots: That all jobs may have together: each a worker, or a VM or host.
         free: Slots that nobody has.
         whole: Whether each job has all of it.
-        usd_per_slot_hour: Price of a slot: that of a processor of this machine, or of a VM.
+        usd_per_slot_hour: Price of a slot: that of a processor of this machine, or of a VM; null if it is not known.
         vms: What is rented for its jobs; null for slots of this machine.
         nodes: Its machines; of rented VMs those that are there.
         number: Of the newest allotment; 0 before the first.
@@ -183,7 +183,7 @@ class SharedPool:
     slots: int
     free: int
     whole: bool
-    usd_per_slot_hour: float
+    usd_per_slot_hour: float | None
     vms: SharedVms | None
     nodes: tuple[SharedNode, ...]
     number: int
@@ -302,7 +302,11 @@ def show_pools(at: Local) -> PoolsAnswer:
     with at.store.at_one_moment():
         found = standing_pools(at.store)
         moves = {name: _moves(at, name) for name in found}
-    return PoolsAnswer(pools=tuple(shared(at, one, tenants, moves[name]) for name, one in found.items()))
+    return PoolsAnswer(
+        pools=tuple(
+            shared(at, one, tenants, moves[name], shared_nodes(at, one)) for name, one in found.items()
+        )
+    )
 
 
 @call("get", "pools/jobs/{job}", tag="pools", summary="Why a job has its slots")
@@ -324,14 +328,14 @@ def share_of(at: Local, pool: PoolStanding, row: int) -> ShareAnswer:
     """Why a job of a pool has its slots."""
     from scavenger.scheduler.jobs.explaining import explain
 
-    one = pool.submissions[pool.decision.jobs[row].id]
+    job_id = pool.decision.jobs[row].id
     found = explain(pool.decision.seen, pool.rules, row)
     names, due = list(_names(at, pool).values()), deadline_of(pool, row)
     return ShareAnswer(
         pool=pool.pool.name,
         policy=pool.pool.policy,
-        job=one.id,
-        name=one.job.name,
+        job=job_id,
+        name=pool.names[job_id],
         slots=found.slots,
         held=found.held,
         why=_why(pool, found, names) + _and(pool, row, found.slots, due),
@@ -441,13 +445,17 @@ def _moves(at: Local, name: str) -> tuple[PoolMove, ...]:
 def _names(at: Local, pool: PoolStanding) -> dict[str, str]:
     """Names of the jobs of a decision, by their ids, in its order."""
     return {
-        job.id: pool.submissions[job.id].job.name if at.only_of in (None, job.user) else ANOTHERS
+        job.id: pool.names[job.id] if at.only_of in (None, job.user) else ANOTHERS
         for job in pool.decision.jobs
     }
 
 
 def shared(
-    at: Local, pool: PoolStanding, tenants: Mapping[str, int], moves: tuple[PoolMove, ...]
+    at: Local,
+    pool: PoolStanding,
+    tenants: Mapping[str, int],
+    moves: tuple[PoolMove, ...],
+    nodes: tuple[SharedNode, ...],
 ) -> SharedPool:
     """A pool as it is, and what comes of its jobs."""
     from scavenger.scheduler.jobs.explaining import explain, further_slot
@@ -494,9 +502,9 @@ def shared(
         slots=pool.pool.slots,
         free=max(0, seen.slots - int(seen.held.sum())),
         whole=pool.pool.whole,
-        usd_per_slot_hour=pool.usd_per_slot_hour,
+        usd_per_slot_hour=_finite(pool.usd_per_slot_hour),
         vms=_vms(at, pool),
-        nodes=_nodes(at, pool),
+        nodes=nodes,
         number=0 if pool.allotment is None else pool.allotment.number,
         jobs=tuple(jobs),
         further=tuple(_gain(at, pool, one) for one in further),
@@ -522,23 +530,23 @@ def _vms(at: Local, pool: PoolStanding) -> SharedVms | None:
     )
 
 
-def _nodes(at: Local, pool: PoolStanding) -> tuple[SharedNode, ...]:
+def shared_nodes(at: Local, pool: PoolStanding) -> tuple[SharedNode, ...]:
+    """The machines of a pool that are on record."""
     from scavenger.control.pools.nodes import nodes_of
     from scavenger.domain.pool import PoolAllotment
 
     last = pool.allotment or PoolAllotment(pool.pool, 0, {}, (), datetime.now(UTC))
+    mine = {job.id for job in pool.jobs if at.only_of in (None, job.user)}
     found = []
     for node, job_id in nodes_of(at.store, last):
-        one = pool.submissions.get(job_id)
-        if one is not None and at.only_of not in (None, one.job.user):
-            one = None
+        one = job_id if job_id in mine else None
         found.append(
             gathered(
                 SharedNode,
                 node,
                 usd_per_hour=node.usd_per_hour if pool.pool.vms else node.slots * pool.usd_per_slot_hour,
-                job=None if one is None else one.id,
-                job_name=None if one is None else one.job.name,
+                job=one,
+                job_name=None if one is None else pool.names[one],
             )
         )
     return tuple(found)
@@ -595,7 +603,7 @@ def _shown(at: Local, pool: PoolStanding, row: int) -> tuple[str | None, str | N
     job = pool.decision.jobs[row]
     if at.only_of not in (None, job.user):
         return None, None
-    return job.id, pool.submissions[job.id].job.name
+    return job.id, pool.names[job.id]
 
 
 def _gain(at: Local, pool: PoolStanding, one: Other) -> Gain:

@@ -227,13 +227,15 @@ class GivenShare:
 
     Attributes:
         allotment: Number of the allotment by which it was decided.
-        workers: 0: it saves, ends its pods and waits.
+        slots: Pods of workers; 0: it saves, ends its pods and waits.
+        workers: On these, one on each GPU, within what its file says.
         reason: Why so many.
         waits: Why it waits; empty if it has workers.
     """
 
     pool: str
     allotment: int
+    slots: int
     workers: int
     reason: str = ""
     waits: str = ""
@@ -246,7 +248,7 @@ class GivenShare:
         if not pool or found.get("pool") != pool:
             return None
         known = {one.name: found[one.name] for one in fields(cls) if found.get(one.name) is not None}
-        return cls(**known)
+        return cls(**{"slots": known["workers"], **known})  # as earlier operators told it
 
     @property
     def document(self) -> dict[str, Any]:

@@ -116,12 +116,13 @@ class Pool:
     """What a pool is.
 
     Attributes:
-        slots: Workers that all its jobs may have together; VMs, where these are rented; hosts, reached or not.
+        slots: Workers that all its jobs may have together; VMs, where these are rented; pods; hosts, reached or not.
         policy: See `scavenger.scheduler.jobs.policy_table`.
         users: Parts of those who have others than `UserPart()`.
         starved_s: A wait after which a job goes before all others; None for never.
         whole: Whether each job has all of it, with as many workers as it chooses, and none is stopped for another.
-        vms: What is rented for its jobs; None for slots of this machine.
+        vms: What is rented for its jobs; None for slots of this machine, or for pods.
+        per_pod: Workers on each slot that is a pod, one for each GPU.
     """
 
     name: str
@@ -131,6 +132,12 @@ class Pool:
     starved_s: float | None = None
     whole: bool = False
     vms: PoolVms | None = None
+    per_pod: int = 1
+
+    @property
+    def per_slot(self) -> int:
+        """Workers on each slot, whatever it is; what hosts have is seen of them."""
+        return self.per_pod if self.vms is None else self.vms.per_slot
 
 
 def differing(mine: Mapping[str, Pool], theirs: Mapping[str, Pool]) -> str:
@@ -284,8 +291,7 @@ class PoolAllotment:
 
     def per_slot(self, vm: str) -> int:
         """Workers on a slot of a type of nodes."""
-        rented = 1 if self.pool.vms is None else self.pool.vms.per_slot
-        return min((one.per_slot for one in self.nodes if one.type == vm), default=rented)
+        return min((one.per_slot for one in self.nodes if one.type == vm), default=self.pool.per_slot)
 
 
 def workers_of(slots: int, per_slot: int, most: int) -> int:

@@ -109,9 +109,9 @@ class RemoveLeader:
 
 @dataclass(frozen=True, slots=True)
 class KeepAvailable:
-    """Let evictions leave so many of the workers at any time."""
+    """Let evictions leave so many of the workers' pods at any time."""
 
-    workers: int
+    pods: int
 
 
 Action = StartLeader | RemoveLeader | KeepAvailable
@@ -145,7 +145,7 @@ def decide(job: JobSeen, leader: LeaderSeen | None, available: int | None, *, no
 
     Args:
         leader: The pod of its leader; None if there is none.
-        available: Workers that evictions leave now; None if nothing says so.
+        available: Pods of workers that evictions leave now; None if nothing says so.
         now: The time, for conditions that change, as the API has it.
     """
     if job.deleting:  # what belongs to it is deleted by the cluster
@@ -184,9 +184,9 @@ def _unstopped(job: JobSeen) -> bool:
 
 
 def _availability(job: JobSeen, available: int | None) -> tuple[Action, ...]:
-    """One worker at a time may be evicted; a job that has ended keeps none."""
-    workers = 0 if job.state in ENDED else int(job.status.get("replicas") or 0)
-    wanted = max(0, workers - 1)
+    """One pod of workers at a time may be evicted; a job that has ended keeps none."""
+    pods = job.status.get("pods", job.status.get("replicas"))
+    wanted = 0 if job.state in ENDED else max(0, int(pods or 0) - 1)
     return (KeepAvailable(wanted),) if wanted != available and (wanted or available) else ()
 
 

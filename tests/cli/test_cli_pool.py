@@ -26,7 +26,7 @@ from scavenger.domain.document import report_document
 from scavenger.domain.pool import JobStanding, Pool, PoolAllotment, PoolShare, RatePoint, WorkLeft
 from scavenger.domain.report import ReportedJob, RunReport
 from scavenger.domain.submission import NewSubmission
-from scavenger.errors import NotFoundError
+from scavenger.errors import ConfigurationError, NotFoundError
 from scavenger.server.dashboard.pool_routes import pool_card
 from scavenger.store import Store
 from scavenger.store.schema import SubmissionRow
@@ -130,6 +130,33 @@ def test_tables_fit_a_terminal(shared: Store, capsys: pytest.CaptureFixture[str]
         shown = capsys.readouterr().out
         assert max(map(len, shown.splitlines())) <= 80, words
         assert "waits" in shown or "third" in shown
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("local", "--in must be a cluster, as kubernetes or kubernetes/CONTEXT, not local"),
+        (
+            "gcp/us-central1",
+            "--in must be a cluster, as kubernetes or kubernetes/CONTEXT, not gcp/us-central1",
+        ),
+        ("kubernets", "--in must be "),
+        ("kubernetes/nowhere", "no file|No configuration found.*kubectl config get-contexts"),
+    ],
+)
+@pytest.mark.parametrize("command", [["pool"], ["pool", "explain", "waits"]])
+def test_a_cluster_that_cannot_be_asked_is_one_line(
+    command: list[str],
+    place: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    assert main([*command, "--in", place]) == ConfigurationError.exit_code
+    told = capsys.readouterr().err
+    assert re.search(words, " ".join(told.split())), told
 
 
 def test_a_job_is_told_whose_slots_it_would_take(shared: Store, capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,6 +133,25 @@ def test_the_pods_of_a_pool_are_its_slots() -> None:
     assert (other["resources"], other["spot"]) == (job["resources"], "always")
 
 
+@pytest.mark.parametrize("pool", [None, "any", "gpu"])
+def test_pods_with_gpus_are_refused_before_anything_starts_until_they_are_agreed_to(pool: str | None) -> None:
+    pools = {"gpu": PoolSettings(nodes={}, vm="8cpu-64gib-2gpu"), "any": PoolSettings(slots=3)}
+    size = {} if pool == "gpu" else {"resources": {"any_of": ["4cpu-16gib", "8cpu-64gib-2gpu"]}}
+    given = {**(POOLED if pool else {}), "job": {**JOB, **size}} | ({"pool": pool} if pool else {})
+    job, key = elastic_job(**given), "spec.pool" if pool == "gpu" else "spec.job.resources"
+
+    words = f"{key}: 8cpu-64gib-2gpu has GPUs, .* set SCAVENGER_UNPROVEN=gpu-vms for the operator"
+    with pytest.raises(ValueError, match=words):
+        leader_of(job, Installation(SETTINGS, pools=pools))
+    agreed = Installation(SETTINGS, pools=pools, unproven="gpu-vms")
+    if pool == "any":
+        with pytest.raises(ValueError, match=r"spec\.job\.resources: .* has 2 GPUs, and a slot of pool any"):
+            leader_of(job, agreed)
+        return
+    [container] = leader_of(job, agreed)["spec"]["containers"]
+    assert {"name": "SCAVENGER_UNPROVEN", "value": "gpu-vms"} in container["env"]
+
+
 @pytest.mark.parametrize(
     ("pool", "words"),
     [

@@ -152,6 +152,20 @@ def test_the_last_worker_is_not_let_go_by_its_name(store: Store, tmp_path: Path)
     assert led.asked() == [ScaleTo(1)]
 
 
+def test_with_a_pod_that_is_named_all_workers_on_it_go(store: Store, tmp_path: Path) -> None:
+    led = Led(store, tmp_path, replicas=4)
+    for name, address in (("aa", "10.0.0.1"), ("bb", "10.0.0.2")):
+        store.set_process(led.id, f"w{name}", role="worker", state="training", host=address)
+    progress = Progress(11, 0, Configuration("8cpu-64gib-2gpu", 4, 32), 1.0)
+    store.add_event(led.id, PROGRESS, str(progress), data=progress.data())
+    led.server.workers[0]["metadata"]["annotations"]["scavenger.dev/remove"] = "true"
+    led.round()
+
+    assert (led.server.job["status"]["replicas"], led.server.job["status"]["pods"]) == (4, 2)
+    assert led.server.job["spec"]["replicas"] == 2
+    assert led.asked() == [ScaleIn(("wa", "waa"))]
+
+
 def test_a_job_that_is_suspended_is_stopped_once_and_told_when_it_has_stopped(
     store: Store, tmp_path: Path
 ) -> None:
@@ -206,7 +220,7 @@ def test_a_folder_is_laid_out_once(tmp_path: Path) -> None:
 
 
 def share(allotment: int, workers: int) -> dict[str, Any]:
-    return {"pool": "gpu", "allotment": allotment, "workers": workers}
+    return {"pool": "gpu", "allotment": allotment, "workers": workers, "slots": workers}
 
 
 def stand(led: Led, state: Any, *, held: int, obeyed: int) -> None:
@@ -250,6 +264,19 @@ def test_a_share_is_asked_for_once_and_an_older_one_never(pooled: Led, tmp_path:
     assert (allotment.number, allotment.shares[pooled.id].told) == (7, 1), (
         "a runner that begins has the newest"
     )
+
+
+def test_pods_with_several_gpus_are_slots_with_a_worker_on_each(pooled: Led, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(file.read_text().replace("{version", "{resources: {vm: 8cpu-64gib-2gpu}, version"))
+    pooled.server.job["status"]["share"] = {**share(7, 3), "slots": 2}
+    pooled.round()
+
+    assert pooled.asked() == [TakeShare(2, 7)]
+    assert pooled.server.job["status"]["wanted"] == 3
+    allotment = pooled.store.allotment("gpu")
+    assert allotment is not None
+    assert (allotment.shares[pooled.id].told, allotment.per_slot("")) == (2, 2)
 
 
 def test_without_a_share_the_job_is_stopped_and_that_is_answered_by_its_number(pooled: Led) -> None:

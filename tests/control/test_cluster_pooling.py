@@ -7,12 +7,17 @@ import itertools
 import random
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from io import StringIO
 from typing import Any
 
 import pytest
+from rich.console import Console
+from scavenger_cli.commands.pool import pool_text
 
+from scavenger.api.calls import Local
+from scavenger.api.pools import shared
 from scavenger.control.cluster.operating import Installation, Operator
-from scavenger.control.cluster.pooling import ClusterPools
+from scavenger.control.cluster.pooling import ClusterPools, standing_pools
 from scavenger.domain.elastic_job import GROUP, JOB_LABEL, ROLE_LABEL, VERSION, GivenShare, leader_name
 from scavenger.domain.pool import JobStanding, RatePoint, WorkLeft, document_of
 from scavenger.domain.pool_settings import PoolSettings
@@ -122,6 +127,9 @@ class Server:
     def lease(self, namespace: str, name: str) -> Json | None:
         return copy.deepcopy(self.leases.get(name))
 
+    def leases_in(self, namespace: str) -> list[Json]:
+        return copy.deepcopy(list(self.leases.values()))
+
     def write_lease(self, body: Json, *, fresh: bool) -> bool:
         name = body["metadata"]["name"]
 
@@ -180,7 +188,9 @@ class Process:
     now: float = 0.0
 
     def __post_init__(self) -> None:
-        installation = Installation(KubernetesSettings(image="i"), pools={"gpu": self.settings})
+        installation = Installation(
+            KubernetesSettings(image="i"), pools={"gpu": self.settings}, unproven="gpu-vms"
+        )
         cluster: Any = self.server
         self.operator = Operator(cluster, installation)
         self.pools = ClusterPools(cluster, installation, self.operator, "system", clock=lambda: self.now)
@@ -215,7 +225,7 @@ class Leaders:
             self.seen[pod] = copy.deepcopy(job)
         job = self.seen[pod]
         share, workers = GivenShare.of(job), self.server.workers(name)
-        wanted = 0 if share is None or job["spec"].get("suspend") else share.workers
+        wanted = 0 if share is None or job["spec"].get("suspend") else share.slots
         if wanted and share is not None:  # who has said with how many he trains stays at that
             wanted = self.settled.get((uid, share.allotment), wanted)
         state = self.server.all_jobs[name]["status"].get("state")
@@ -224,7 +234,7 @@ class Leaders:
         elif not wanted and workers:
             del self.server.all_pods[workers[0]]
         elif not wanted:
-            stopped = 0 if share is None or share.workers else share.allotment
+            stopped = 0 if share is None or share.slots else share.allotment
             self.report(name, "suspended", JobStanding(1, "waiting", obeyed=stopped))
         elif (
             uid,
@@ -265,14 +275,24 @@ class Leaders:
 def test_no_slot_has_two_owners_whoever_dies_and_all_jobs_end(seeds: range) -> None:
     """Two operators believe that they act, with old views; each is killed at random, before or after a write."""
     for seed in seeds:
-        play(seed)
+        play(seed, PoolSettings(slots=SLOTS, policy="even") if seed % 3 else GPUS)
 
 
-def play(seed: int) -> None:
+GPUS = PoolSettings(nodes={"pool": "gpus"}, vm="8cpu-64gib-2gpu", slots=SLOTS, policy="even")
+NODE = {
+    "metadata": {"name": "n", "labels": {"pool": "gpus"}},
+    "status": {"allocatable": {"cpu": "100", "memory": "999Gi", "nvidia.com/gpu": "8"}},
+}
+"""Room for four pods of `GPUS`."""
+
+
+def play(seed: int, settings: PoolSettings) -> None:
     """One course of events."""
     chance, server = random.Random(seed), Server()
+    server.all_nodes = [NODE]
+    slots = SLOTS if settings.nodes is None else 4
     leaders = Leaders(server, chance)
-    operators = [Process(server), Process(server)]
+    operators = [Process(server, settings), Process(server, settings)]
     for at in range(6):
         server.add(
             f"job-{at}",
@@ -286,7 +306,7 @@ def play(seed: int) -> None:
         try:
             operators[number].act()
         except (KilledError, CloudUnavailableError):
-            operators[number] = Process(server)
+            operators[number] = Process(server, settings)
 
     def happen(*events: str) -> None:
         names = list(server.all_jobs)
@@ -302,7 +322,7 @@ def play(seed: int) -> None:
                 _user(server, chance, chance.choice(names))
             case "lost" if server.all_pods and chance.random() < 0.3:  # of a leader, or a worker
                 del server.all_pods[chance.choice(list(server.all_pods))]
-        assert len(server.workers()) <= SLOTS, seed
+        assert len(server.workers()) <= slots, seed
 
     def between() -> None:
         """Other things happen while an operator waits for an answer."""
@@ -320,7 +340,7 @@ def play(seed: int) -> None:
     server.dies = lambda: False
     for name in server.all_jobs:
         server.change(name, {"spec": {"suspend": None}})
-    last = Process(server)
+    last = Process(server, settings)
     for _ in range(400):
         last.operator.list_again()
         last.act()
@@ -333,7 +353,7 @@ def play(seed: int) -> None:
         for name, pod in list(server.all_pods.items()):  # of jobs that were deleted
             if pod["metadata"]["labels"][JOB_LABEL] not in server.all_jobs:
                 del server.all_pods[name]
-        assert len(server.workers()) <= SLOTS, seed
+        assert len(server.workers()) <= slots, seed
         if all(job["status"].get("state") == "succeeded" for job in server.all_jobs.values()):
             return
     raise AssertionError(seed, {name: job["status"] for name, job in server.all_jobs.items()})
@@ -353,3 +373,66 @@ def _user(server: Server, chance: random.Random, name: str) -> None:
         case "delete" if chance.random() < 0.3:
             del server.all_jobs[name]
             server.all_pods.pop(leader_name(job["metadata"]["uid"]), None)
+
+
+def two_jobs(server: Server, settings: PoolSettings, *jobs: Json) -> dict[str, GivenShare]:
+    """Jobs `a`, `b` ... train, each with what it has come to; returns what they were told, by name."""
+    leaders, operator = Leaders(server, random.Random(1)), Process(server, settings)
+    for name, job in zip("abcdef", jobs, strict=False):
+        server.add(name, job={**JOB, **job})
+    for _ in range(12):
+        operator.operator.list_again()
+        operator.act()
+        for name in server.all_jobs:
+            leaders.live(name, prompt=True)
+    server.add("waits", job={**JOB, "search": {"workers": [4]}}, priority=-1)
+    server.add("none", job={"train": 3})
+    operator.operator.list_again()
+    operator.act()
+    told = {name: GivenShare.of(job) for name, job in server.all_jobs.items()}
+    return {name: one for name, one in told.items() if one is not None}
+
+
+def test_who_may_read_the_cluster_sees_its_pools_as_those_of_a_server() -> None:
+    server, now = Server(), datetime.now(UTC)
+
+    def at(space: str) -> Any:
+        return server
+
+    assert standing_pools(at, "system", now) == {}
+    told = two_jobs(server, PoolSettings(slots=SLOTS, policy="even"), *({"search": {"workers": "1..4"}},) * 2)
+
+    [(name, pool)] = standing_pools(at, "system", now).items()
+    seen = shared(Local(), pool, {}, (), ())
+    assert (name, seen.slots, seen.usd_per_slot_hour) == ("gpu", SLOTS, None)
+    assert [(one.name, one.state) for one in seen.jobs] == [
+        ("a", "training"),
+        ("b", "training"),
+        ("waits", "waiting"),
+    ]
+    assert all(one.slots == told[one.name or ""].slots for one in seen.jobs)
+    words = StringIO()
+    Console(width=200, file=words).print(*pool_text(seen), sep="\n")
+    lines = [line.rstrip() for line in words.getvalue().splitlines()]
+    assert lines[0] == "Pool gpu: 6 slots, shared out by even; 0 free"
+    why = told["a"].reason
+    assert next(line for line in lines if line.startswith("a (")).endswith(f" has 3 slots; {why}")
+    assert lines[-1] == "90 % intervals, if no other job comes; the price of a slot is not known"
+
+
+def test_a_slot_of_pods_with_several_gpus_has_a_worker_on_each() -> None:
+    server = Server()
+    server.all_nodes = [NODE]
+    told = two_jobs(server, GPUS, {"elastic": {"min": 3, "max": 3}}, {"elastic": {"min": 1, "max": 4}})
+
+    assert {name: (one.slots, one.workers) for name, one in told.items()} == {
+        "a": (2, 3),
+        "b": (2, 4),
+        "waits": (0, 0),
+    }
+    assert told["waits"].waits == "it waits for 2 slots of pool gpu: of 4, a has 2, b has 2"
+    assert {name: len(server.workers(name)) for name in "ab"} == {"a": 2, "b": 2}
+    [pool] = standing_pools(lambda space: server, "system", datetime.now(UTC)).values()  # type: ignore[arg-type, return-value]
+    seen = shared(Local(), pool, {}, (), ())
+    assert [(one.slots, one.per_slot, one.workers) for one in seen.jobs] == [(2, 2, 3), (2, 2, 4), (0, 2, 0)]
+    assert "it may have no more than 3 workers: 1 of its GPUs are idle" in seen.jobs[0].why

@@ -15,7 +15,7 @@ from scavenger_cli.commands.pool import pool_text
 from ssh_lab import SshLab, lab_of, needs_ssh
 
 from scavenger.api.calls import Local
-from scavenger.api.pools import drain_pool_node, show_pools
+from scavenger.api.pools import drain_pool_node, shared_nodes, show_pools
 from scavenger.api.pools import shared as shared_pool
 from scavenger.cloud.ssh.provider import SshProvider
 from scavenger.control.jobs.pool_seat import PoolSeat
@@ -38,7 +38,6 @@ from scavenger.domain.pool import (
     RatePoint,
     WorkLeft,
 )
-from scavenger.domain.submission import NewSubmission, RunnerStarts, Submission
 from scavenger.domain.vm import OwnedMachine
 from scavenger.errors import ConfigurationError, NotFoundError
 from scavenger.scheduler.jobs.seeing import Means, PoolJob, Sizes
@@ -199,11 +198,6 @@ def job(
     return PoolJob(name, "ann", 0, int(name), Sizes(1, most, most), 1.0, standing, share, queued=not told)
 
 
-def submitted(id: str) -> Submission:
-    new = NewSubmission(id, {}, f"/jobs/{id}.yaml", "ann", "here", 1000)
-    return Submission(id, int(id), new, "running", "", False, RunnerStarts(1), "", NOW, NOW, None)
-
-
 def step(pool: Pool, jobs: list[PoolJob], *nodes: PoolNode, drained: tuple[str, ...] = ()) -> PoolStep:
     last = PoolAllotment(pool, 1, {one.id: one.share for one in jobs if one.share is not None}, (), NOW)
     means = Means(nodes=with_drained(nodes, drained, (), NOW), drained=drained)
@@ -293,12 +287,13 @@ def test_a_host_with_several_gpus_is_a_slot_with_as_many_workers(shared: Store) 
     standings = PoolStanding(
         LAB,
         (small, part),
-        {one.id: submitted(one.id) for one in (small, part)},
+        {one.id: one.id for one in (small, part)},
         found.allotment,
         0.0,
         Means(nodes=nodes),
     )
-    pool = shared_pool(Local(store=shared), standings, {}, ())
+    at = Local(store=shared)
+    pool = shared_pool(at, standings, {}, (), shared_nodes(at, standings))
     assert [(one.slots, one.workers) for one in pool.jobs] == [(1, 4), (2, 6)]
     assert [one.per_slot for one in pool.nodes] == [4, 4, 4]
     assert "idle" not in pool.jobs[0].why

@@ -19,7 +19,6 @@ from scavenger.api.calls import Local
 from scavenger.api.pools import PoolMove, brought, share_of, shared
 from scavenger.control.pools.standing import PoolStanding
 from scavenger.domain.pool import JobStanding, Pool, PoolAllotment, PoolShare, RatePoint, WorkLeft
-from scavenger.domain.submission import NewSubmission, RunnerStarts, Submission
 from scavenger.scheduler.jobs.explaining import explain as explain_slots
 from scavenger.scheduler.jobs.explaining import further
 from scavenger.scheduler.jobs.forecast import NewJob
@@ -55,17 +54,12 @@ def _job(name: str, number: int, samples: float | None) -> PoolJob:
     )
 
 
-def _submission(name: str, number: int) -> Submission:
-    new = NewSubmission(name, {}, f"/jobs/{name}.yaml", "ann", "here", 1000)
-    return Submission(_IDS[name], number, new, "running", "", False, RunnerStarts(1), "", AT, AT, None)
-
-
 def _standing() -> PoolStanding:
     jobs = (_job("digits", 1, 400_000.0), _job("speech", 2, 120_000.0), _job("wide", 3, None))
     pool = Pool("gpu", 4, "even", starved_s=3600.0)
-    submissions = {one.id: one for one in (_submission(name, at) for at, name in enumerate(_IDS))}
     shares = {job.id: job.share for job in jobs if job.share is not None}
-    return PoolStanding(pool, jobs, submissions, PoolAllotment(pool, 1, shares, (), AT), 0.13402)
+    names = {job_id: name for name, job_id in _IDS.items()}
+    return PoolStanding(pool, jobs, names, PoolAllotment(pool, 1, shares, (), AT), 0.13402)
 
 
 def _printed(parts: Iterable[RenderableType]) -> str:
@@ -80,7 +74,7 @@ def pool() -> str:
     why = further(explain_slots(standing.decision.seen, standing.rules, 0), list(_IDS))
     moves = ("speech begins with 2 slots", f"digits shrinks to 2 slots: {why}")
     told = tuple(PoolMove(AT, move) for move in moves)
-    return _printed(pool_text(shared(Local(), standing, {}, told)))
+    return _printed(pool_text(shared(Local(), standing, {}, told, ())))
 
 
 def explain() -> str:

@@ -69,8 +69,8 @@ class Cluster:
                 case RemoveLeader(uid):
                     if self.pod is not None and self.pod.uid == uid:
                         self.pod = LeaderSeen(uid, self.pod.phase, deleting=True)
-                case KeepAvailable(workers):
-                    assert workers >= 0
+                case KeepAvailable(pods):
+                    assert pods >= 0
         if killed and self.chance.random() < 0.3:
             raise KilledError
         self.status |= decision.status
@@ -160,15 +160,15 @@ def test_nothing_is_done_for_a_job_that_is_being_deleted() -> None:
     assert decide(JobSeen(1, deleting=True), LeaderSeen("a", "Failed"), 1, now=NOW) == Decision()
 
 
-@given(st.integers(0, 50), st.integers(0, 50))
-def test_evictions_leave_all_workers_but_one(workers: int, available: int) -> None:
-    job = JobSeen(1, status={"state": "running", "replicas": workers})
+@given(st.integers(0, 50), st.integers(0, 50), st.integers(1, 4))
+def test_evictions_leave_all_pods_of_workers_but_one(pods: int, available: int, gpus: int) -> None:
+    job = JobSeen(1, status={"state": "running", "replicas": pods * gpus, "pods": pods})
     kept = [
-        one.workers
+        one.pods
         for one in decide(job, LeaderSeen("a", "Running"), available, now=NOW).actions
         if isinstance(one, KeepAvailable)
     ]
-    wanted = max(0, workers - 1)
+    wanted = max(0, pods - 1)
     assert kept == ([] if wanted == available else [wanted])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -35,6 +36,7 @@ def run(
     `[pool.NAME]` there are pools of ElasticJobs.
     """
     from scavenger import logs
+    from scavenger.control.places.launching import UNPROVEN_VARIABLE
     from scavenger.control.settings import cloud_settings, load_settings
     from scavenger.domain.vm_settings import KubernetesSettings
 
@@ -48,7 +50,8 @@ def run(
     logs.set_up("operator", logs.read_settings())
     settings = cloud_settings("kubernetes")
     assert isinstance(settings, KubernetesSettings)
-    installation = Installation(settings, leader_account, load_settings().pool)
+    unproven = os.environ.get(UNPROVEN_VARIABLE, "")
+    installation = Installation(settings, leader_account, load_settings().pool, unproven)
     run_operator(
         OperatorOptions(namespace=namespace, lease_namespace=lease_namespace, liveness=liveness), installation
     )

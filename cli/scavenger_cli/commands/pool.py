@@ -9,6 +9,7 @@ import typer
 from rich.text import Text
 
 from scavenger.api import pools
+from scavenger.api.cluster_pools import LEASES, explain_cluster_share, show_cluster_pools
 from scavenger.api.opening import open_source
 from scavenger.api.pool_words import ANOTHERS, NOW, changing, gained, ranged, title, within
 from scavenger.api.submissions import submission_of
@@ -28,7 +29,9 @@ from scavenger.presentation.formatting import (
 )
 from scavenger_cli.commands.operate import TIMEOUT, Waiting, operate
 from scavenger_cli.options import (
+    ClusterOption,
     JobFile,
+    LeasesOption,
     Output,
     OutputOption,
     PoolOption,
@@ -51,13 +54,18 @@ _PAUSED = "paused"
 def show(
     context: typer.Context,
     name: Annotated[str | None, typer.Option("--name", metavar="POOL", help="Only this pool.")] = None,
+    cluster: ClusterOption = None,
+    leases: LeasesOption = LEASES,
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Show the pools of slots that jobs share: who has how many, what comes, and why."""
     if context.invoked_subcommand is not None:
         return 0
-    with open_source(None) as source:
-        answer = pools.show_pools(source)
+    if cluster is not None:
+        answer = show_cluster_pools(cluster, leases)
+    else:
+        with open_source(None) as source:
+            answer = pools.show_pools(source)
     found = [one for one in answer.pools if name in (None, one.name)]
     if not found:
         raise NotFoundError(
@@ -101,10 +109,10 @@ def pool_text(one: pools.SharedPool) -> Iterator[RenderableType]:
         yield Text(f"one slot more would bring: {gains or 'nothing, no job would have it'}")
     for move in one.moves:
         yield Text(f"{when(move.at)[11:19]}  {clean(move.what)}")
-    yield Text(
-        f"90 % intervals, if no other job comes; dollars from now on, at {money(one.usd_per_slot_hour)} per slot "
-        "and hour"
-    )
+    price = "; the price of a slot is not known"
+    if one.usd_per_slot_hour is not None:
+        price = f"; dollars from now on, at {money(one.usd_per_slot_hour)} per slot and hour"
+    yield Text(f"90 % intervals, if no other job comes{price}")
 
 
 def nodes(one: pools.SharedPool) -> Iterator[RenderableType]:
@@ -184,10 +192,19 @@ def apart(one: pools.SharedPool) -> Iterator[RenderableType]:
             yield Text(f"{title(job.id, job.name)}: {words}")
 
 
-def explain(job: RunningJob, store_url: StoreOption = None, output: OutputOption = Output.TEXT) -> int:
+def explain(
+    job: RunningJob,
+    cluster: ClusterOption = None,
+    leases: LeasesOption = LEASES,
+    store_url: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
     """Say what one slot more or less is worth to a job, and who has the slots that it would take."""
-    with open_source(store_url) as source:
-        found = pools.explain_share(source, job)
+    if cluster is not None:
+        found = explain_cluster_share(cluster, leases, job)
+    else:
+        with open_source(store_url) as source:
+            found = pools.explain_share(source, job)
     if output.is_json:
         console.emit_answer(found)
         return 0

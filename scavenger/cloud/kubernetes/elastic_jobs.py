@@ -228,6 +228,10 @@ class Cluster:
         """A lease; None if there is none."""
         return self._if_there("GET", f"{_LEASES.format(namespace)}/{name}")
 
+    def leases_in(self, namespace: str) -> list[Json]:
+        """The leases of a namespace."""
+        return self._listed(_LEASES.format(namespace))[0]
+
     def write_lease(self, body: Json, *, fresh: bool) -> bool:
         """Create a lease, or replace the version that was read; returns whether nobody was faster."""
         path = _LEASES.format(body["metadata"]["namespace"])

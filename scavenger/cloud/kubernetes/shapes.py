@@ -57,6 +57,11 @@ class PodShape:
             )
         return cls(int(found[1]), float(found[2]), int(found[3] or 0))
 
+    @property
+    def workers(self) -> int:
+        """Workers on such a pod: one on each GPU, and one without any."""
+        return max(1, self.gpus)
+
     def __str__(self) -> str:
         gpus = f"-{self.gpus}gpu" if self.gpus else ""
         return f"{self.cpus}cpu-{self.memory_gib:g}gib{gpus}"

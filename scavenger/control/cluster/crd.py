@@ -295,6 +295,7 @@ def _status() -> Schema:
             "message": {**text, "description": "Why it is so."},
             "observedGeneration": {**whole, "description": "Generation that the operator has acted on."},
             "replicas": {**whole, "description": "Workers that train."},
+            "pods": {**whole, "description": "Pods that they are on."},
             "wanted": {**whole, "description": "Workers that the leader was last asked for."},
             "refused": {**text, "description": "Why it has not so many."},
             "selector": {**text, "description": "Selects the workers' pods."},
@@ -302,7 +303,7 @@ def _status() -> Schema:
                 "type": "object",
                 "description": "What the job may have of its pool, by the operator.",
                 "properties": {
-                    **dict.fromkeys(("allotment", "workers"), whole),
+                    **dict.fromkeys(("allotment", "slots", "workers"), whole),
                     **dict.fromkeys(("pool", "reason", "waits"), text),
                 },
             },

@@ -13,12 +13,15 @@ import shutil
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 
 from scavenger.cloud.kubernetes.elastic_jobs import Cluster, Json, api_client
+from scavenger.cloud.kubernetes.shapes import PodShape
 from scavenger.control.cluster.reporting import report_of_job
 from scavenger.control.job_file.load import load_job
 from scavenger.control.jobs.prepared import prepare_job
@@ -136,7 +139,6 @@ class Leader:
         self._told_at = self._pods_at = -REPORT_S
         self._asked = _Asked()
         self._took = (0, 0)
-        self._apart: int | None = None
         self._pods: list[Json] = []
 
     def see(self, job: Json | None) -> None:
@@ -161,14 +163,14 @@ class Leader:
         if one is not None and record is not None and one.state == "running" and record.state == "running":
             if spec.pool is None:
                 self._ask(job, spec, record)
-            elif share is not None and share.workers:
+            elif share is not None and share.slots:
                 self._take(share, record)
         self._report(one, record, spec, share)
         self.stopped = self.leaving and (one is None or not one.is_open)
 
     def fail(self, error: ScavengerError) -> None:
         """Tell that the job cannot be led."""
-        told = {"state": "failed", "detail": str(error), "replicas": 0}
+        told = {"state": "failed", "detail": str(error), "replicas": 0, "pods": 0}
         self._cluster.patch_job(self._key.namespace, self._key.name, {"status": told}, status=True)
 
     # ---- whether it runs ------------------------------------------------------------------------------------
@@ -197,7 +199,7 @@ class Leader:
             return "its leader's pod is ended"
         if spec.pool is None:
             return ""
-        if share is None or not share.workers:
+        if share is None or not share.slots:
             return f"{PAUSED_BY} pool {spec.pool}"
         began_without = one is not None and one.is_open and self._allotment(one.id, spec.pool) is None
         return f"{PAUSED_BY} pool {spec.pool}" if began_without else ""
@@ -239,10 +241,10 @@ class Leader:
             return
         last = store.allotment(share.pool)
         if last is None or last.number < share.allotment:
-            workers, number = share.workers, share.allotment
-            mine = PoolShare(workers, workers, workers, number, share.reason)
-            now = datetime.now(UTC)
-            store.put_allotment(PoolAllotment(Pool(share.pool, workers), number, {job_id: mine}, (), now))
+            slots, number = share.slots, share.allotment
+            mine = PoolShare(slots, slots, slots, number, share.reason)
+            pool = Pool(share.pool, slots, per_pod=self._of_file[1])
+            store.put_allotment(PoolAllotment(pool, number, {job_id: mine}, (), datetime.now(UTC)))
 
     def _standing(self, job_id: str) -> JobStanding | None:
         """How the job stands, by its present runner."""
@@ -259,7 +261,7 @@ class Leader:
             return
         self._note(record.id, share)
         reason = clean(share.reason)[:REASON_MAX]
-        operation = TakeShare(share.workers, share.allotment, reason)
+        operation = TakeShare(share.slots, share.allotment, reason)
         try:
             self._store.submit_operation(record.id, operation, f"pool {share.pool}")
         except (TransientError, ConfigurationError) as error:  # it has just ended
@@ -284,7 +286,7 @@ class Leader:
             self._asked.target = there
         if self._asked.target is None:
             return
-        self._look_for_removals(job, now)
+        self._look_for_removals(job, record.id, now)
         replicas, leaving = _wanted(self._seen or job)
         refused = _refused(last)
         training = Training(
@@ -332,8 +334,8 @@ class Leader:
             if (one.role, one.state) == ("worker", "training") and one.process not in self._asked.gone
         }
 
-    def _look_for_removals(self, job: Json, now: float) -> None:
-        """Have one worker less for each pod that is named to go: in one write with the pod's name, so only once."""
+    def _look_for_removals(self, job: Json, job_id: str, now: float) -> None:
+        """Have fewer workers by those of the pods that are named to go: in one write with their names, so only once."""
         if now - self._pods_at < PODS_S:
             return
         self._pods_at = now
@@ -348,8 +350,9 @@ class Leader:
             and pod["metadata"]["name"] not in removed
             and not pod["metadata"].get("deletionTimestamp")
         )
-        replicas = job["spec"].get("replicas")
-        if not named or (replicas is not None and replicas <= len(named)):
+        replicas, on_pods = job["spec"].get("replicas"), Counter(self._workers(job_id).values())
+        fewer = sum(max(1, on_pods[name]) for name in named)
+        if not named or (replicas is not None and replicas <= fewer):
             return
         kept = [name for name in removed if name in there]
         changes: Json = {
@@ -359,10 +362,18 @@ class Leader:
             }
         }
         if replicas is not None:
-            changes["spec"] = {"replicas": replicas - len(named)}
+            changes["spec"] = {"replicas": replicas - fewer}
         self.see(self._cluster.patch_job(self._key.namespace, self._key.name, changes))
 
     # ---- what it tells --------------------------------------------------------------------------------------
+
+    @cached_property
+    def _of_file(self) -> tuple[int, int]:
+        """Pods that the job has besides those of its workers, and workers on each of these, by its job file."""
+        file = self._folder / DOCUMENT
+        job = load_job(file)
+        sizes = () if job.resources is None else map(PodShape.parse, job.resources.vms)
+        return int(kind_of(job, file.parent).has_aggregators), max((one.workers for one in sizes), default=1)
 
     def _of_pool(
         self, one: Submission | None, spec: ElasticJobSpec, share: GivenShare | None, *, stopped: bool
@@ -374,16 +385,13 @@ class Leader:
         """
         if spec.pool is None:
             return {}
-        if self._apart is None:
-            file = self._folder / DOCUMENT
-            self._apart = int(kind_of(load_job(file), file.parent).has_aggregators)
         standing = None if one is None else self._standing(one.id)
         if stopped:
-            obeyed = 0 if share is None or share.workers else share.allotment
+            obeyed = 0 if share is None or share.slots else share.allotment
             before = standing or JobStanding(0, "waiting")
             standing = replace(before.under(None), state="waiting", obeyed=obeyed)
         return {
-            "apart": self._apart,
+            "apart": self._of_file[0],
             "standing": None if standing is None else document_of(standing),
             "wanted": None if share is None else share.workers or None,
         }
@@ -397,7 +405,7 @@ class Leader:
         told = report_of_job(self._store, one, record)
         stopped = waits and not ended and bool(self._why_not(spec, share))
         if stopped:
-            told |= {"state": SUSPENDED, "replicas": 0}
+            told |= {"state": SUSPENDED, "replicas": 0, "pods": 0}
         replicas, _ = _wanted(self._seen or {"spec": {}, "metadata": {}})
         told |= {
             "selector": worker_selector(self._key.name),

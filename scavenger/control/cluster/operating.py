@@ -26,6 +26,7 @@ from scavenger.cloud.kubernetes.pods import PodSettings
 from scavenger.cloud.kubernetes.shapes import PodShape
 from scavenger.control.cluster.behind import Behind
 from scavenger.control.job_file.load import job_of
+from scavenger.control.places.launching import GPU_VMS, UNPROVEN_VARIABLE
 from scavenger.domain.elastic_job import (
     CODE_VARIABLE,
     DOCUMENT_VARIABLE,
@@ -41,6 +42,7 @@ from scavenger.domain.elastic_job import (
     owner_of,
     read_spec,
 )
+from scavenger.domain.job import JobSpec
 from scavenger.domain.pool_settings import PoolSettings
 from scavenger.domain.vm_settings import KubernetesSettings
 from scavenger.errors import ConfigurationError, ScavengerError
@@ -76,11 +78,13 @@ class Installation:
         settings: Of their pods, with prices: `[kubernetes]` of the settings file.
         leader_account: Service account of leaders.
         pools: Of ElasticJobs, by name: `[pool.NAME]` of the settings file.
+        unproven: What the operator's environment agrees to try for the first time, which leaders then have in theirs.
     """
 
     settings: KubernetesSettings = field(default_factory=KubernetesSettings)
     leader_account: str = LEADER_ACCOUNT
     pools: Mapping[str, PoolSettings] = field(default_factory=dict)
+    unproven: str = ""
 
     def __post_init__(self) -> None:
         for name, pool in self.pools.items():
@@ -115,10 +119,33 @@ class Installation:
         resources = {"vm": pool.vm} | ({} if disk is None else {"disk": disk})
         return {
             **document,
-            "infra": {**infra, "node_labels": labels},
+            "infra": {**infra, **({"node_labels": labels} if labels else {})},
             "resources": resources,
             "spot": "never",
         }
+
+    def check_sizes(self, pool: str | None, job: JobSpec) -> None:
+        """Check the sizes of pods that a job names.
+
+        Raises:
+            ValueError: They have GPUs, and nobody has agreed to try that; or several each, in a pool without a size.
+            ConfigurationError: One is none.
+        """
+        named = () if job.resources is None else job.resources.vms
+        with_gpus = {name: shape.gpus for name in named if (shape := PodShape.parse(name)).gpus}
+        sized = pool is not None and self.pools[pool].nodes is not None
+        for name, gpus in with_gpus.items():
+            key = "spec.pool" if sized else "spec.job.resources"
+            if self.unproven != GPU_VMS:
+                raise ValueError(
+                    f"{key}: {name} has GPUs, and training on rented GPUs was never tried for real; set "
+                    f"{UNPROVEN_VARIABLE}={GPU_VMS} for the operator to be the first, or take a size without"
+                )
+            if pool is not None and not sized and gpus > 1:
+                raise ValueError(
+                    f"{key}: {name} has {gpus} GPUs, and a slot of pool {pool} is a pod of any size with one worker; "
+                    f"take a size with one GPU, or name nodes and vm for [pool.{pool}]"
+                )
 
 
 def read_job(job: Json, installation: Installation) -> tuple[ElasticJobSpec, Json]:
@@ -133,7 +160,7 @@ def read_job(job: Json, installation: Installation) -> tuple[ElasticJobSpec, Jso
     document = job_document(meta["name"], spec, namespace=meta["namespace"], defaults=installation.infra)
     if spec.pool is not None:
         document = installation.in_pool(spec.pool, document)
-    job_of(document)
+    installation.check_sizes(spec.pool, job_of(document))
     return spec, document
 
 
@@ -164,6 +191,7 @@ def leader_of(job: Json, installation: Installation) -> Json:
             DOCUMENT_VARIABLE: json.dumps(document, sort_keys=True),
             CODE_VARIABLE: code,
             POD_OWNER: msgspec.json.encode(owner).decode(),
+            **({UNPROVEN_VARIABLE: installation.unproven} if installation.unproven else {}),
         },
         secrets={} if secret is None else {STORE_VARIABLE: (secret, "url")},
         mounted=mounted,
@@ -391,23 +419,21 @@ class Operator:
                 return self._cluster.create_pod(leader_of(job, self._installation))
             case RemoveLeader(pod_uid):
                 self._cluster.delete_pod(place[0], leader_name(uid), pod_uid)
-            case KeepAvailable(workers):
-                self._behind.put(("budget", uid), lambda: self._keep_available(job, place, workers))
+            case KeepAvailable(pods):
+                self._behind.put(("budget", uid), lambda: self._keep_available(job, place, pods))
         return False
 
-    def _keep_available(self, job: Json, place: Place, workers: int) -> None:
+    def _keep_available(self, job: Json, place: Place, pods: int) -> None:
         uid, labels = job["metadata"]["uid"], {JOB_LABEL: place[1], ROLE_LABEL: WORKER}
         first = uid not in self._available
         try:
-            self._cluster.keep_available(
-                place[0], leader_name(uid), labels, owner_of(job), workers, first=first
-            )
+            self._cluster.keep_available(place[0], leader_name(uid), labels, owner_of(job), pods, first=first)
         except ScavengerError as error:
             if not error.retryable:
                 self._tell(job, Told("NotAllowed", str(error), warning=True))
             self._again(place, str(error))
         else:
-            self._available[uid] = workers
+            self._available[uid] = pods
 
     def _tell(self, job: Json, told: Told) -> None:
         meta = job["metadata"]

@@ -25,7 +25,18 @@ from scavenger.cloud.kubernetes.pods import PodSettings
 from scavenger.cloud.kubernetes.shapes import PodShape
 from scavenger.control.cluster.operating import Installation, Operator, Place, read_job
 from scavenger.control.pools.asked import AskedJobs
-from scavenger.domain.elastic_job import GROUP, JOB_LABEL, LEADER, ROLE_LABEL, WORKER, GivenShare, user_of
+from scavenger.control.pools.standing import PoolStanding, foreseeable
+from scavenger.domain.elastic_job import (
+    GROUP,
+    JOB_LABEL,
+    LEADER,
+    ROLE_LABEL,
+    WORKER,
+    GivenShare,
+    job_document,
+    read_spec,
+    user_of,
+)
 from scavenger.domain.job import JobSpec
 from scavenger.domain.pool import (
     JobStanding,
@@ -35,6 +46,7 @@ from scavenger.domain.pool import (
     allotment_of,
     document_of,
     standing_of,
+    workers_of,
 )
 from scavenger.domain.pool_settings import pool_named
 from scavenger.errors import ConfigurationError, ScavengerError
@@ -60,7 +72,7 @@ class PodsSeen:
     """The pods that have not ended, by the ElasticJobs that they are of.
 
     Attributes:
-        workers, apart: How many of each job's workers, and besides them and its leader.
+        workers, apart: How many with each job's workers, and besides them and its leader.
         leaders: The jobs that have a leader's pod.
         running: Those whose leader runs.
         requests: What each pod on a node requests, with its job; of a leader, and of another's pod, without.
@@ -117,6 +129,7 @@ def row_of(
     number: int,
     now: datetime,
     idle_at: datetime | None = None,
+    per_slot: int = 1,
 ) -> PoolJob | None:
     """An ElasticJob as a job of its pool; None if it neither waits nor has slots.
 
@@ -129,6 +142,7 @@ def row_of(
         order: In the order of creation.
         number: Of the allotment that is decided next.
         idle_at: Until then it did not want to run.
+        per_slot: Workers on a pod.
     """
     meta, status, place = job["metadata"], job.get("status") or {}, _place(job)
     led, standing, given = place in pods.leaders, _standing(job), GivenShare.of(job)
@@ -157,7 +171,7 @@ def row_of(
         standing = standing if runs else standing.under(None)
         standing = replace(standing, held=max(standing.held, pods.workers[place]))
     changed = None if share is None else share.changed
-    sizes = Sizes(told, told, told) if spec is None else sizes_of(spec)
+    sizes = Sizes(*[told * per_slot] * 3) if spec is None else sizes_of(spec)
     deadline_s = None if spec is None else spec.constraints.deadline
     return PoolJob(
         id=meta["uid"],
@@ -269,7 +283,11 @@ class ClusterPools:
         # after the jobs: who has said that he has stopped begins no pods any more
         pods = PodsSeen.of(self._cluster.pods())
         places = {**places, **{job["metadata"]["uid"]: _place(job) for job in jobs}}
-        pool = pool_named(name, self._installation.pools[name], self._slots(name, pods, places))
+        settings = self._installation.pools[name]
+        pool = replace(
+            pool_named(name, settings, self._slots(name, pods, places)),
+            per_pod=1 if settings.vm is None else PodShape.parse(settings.vm).workers,
+        )
         rows = self._rows(pool, jobs, last, places, pods, now)
         names = {uid: place[1] for uid, place in places.items()}
         step = step_of(pool, rows, last, names, now, Means())
@@ -310,7 +328,17 @@ class ClusterPools:
             if job["spec"].get("suspend") is True or spec is None:
                 self._idle_at[uid] = now
             share, idle_at = shares.get(uid), self._idle_at.get(uid)
-            row = row_of(job, share, spec, pods, order=order, number=number, now=now, idle_at=idle_at)
+            row = row_of(
+                job,
+                share,
+                spec,
+                pods,
+                order=order,
+                number=number,
+                now=now,
+                idle_at=idle_at,
+                per_slot=pool.per_slot,
+            )
             if row is not None:
                 rows.append(row if row.queued or row.held_back else self._asked[pool.name].heard(pool, row))
         there = {job["metadata"]["uid"] for job in jobs}
@@ -343,6 +371,12 @@ class ClusterPools:
                 self._specs[key] = None
         return self._specs[key]
 
+    def _workers(self, job: Json, slots: int, allotment: PoolAllotment) -> int:
+        """Workers of a job on so many pods."""
+        spec, per_slot = self._spec_of(job), allotment.pool.per_slot
+        most = slots * per_slot if spec is None else sizes_of(spec).most
+        return slots if per_slot == 1 else workers_of(slots, per_slot, most)
+
     def _tell(self, name: str, jobs: list[Json], allotment: PoolAllotment) -> None:
         """Tell each job its share, as it is on record; who was told a newer one by another operator keeps that."""
         for job in jobs:
@@ -351,9 +385,16 @@ class ClusterPools:
             if share is not None:
                 known = "" if before is None else before.waits
                 waits = "" if share.told else self._waiting.get(uid, known)
-                given = GivenShare(name, share.since, share.told, share.reason, waits)
+                given = GivenShare(
+                    name,
+                    share.since,
+                    share.told,
+                    self._workers(job, share.told, allotment),
+                    share.reason,
+                    waits,
+                )
             elif before is not None and before.workers:
-                given = GivenShare(name, allotment.number, 0)
+                given = GivenShare(name, allotment.number, 0, 0)
             else:
                 continue
             if before is None or (given != before and given.allotment >= before.allotment):
@@ -365,6 +406,66 @@ class ClusterPools:
         text = json.dumps({"allotment": document_of(allotment), "jobs": places}, sort_keys=True)
         meta["annotations"] = {**(meta.get("annotations") or {}), ALLOTMENT: text}
         return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": {}}
+
+
+def standing_pools(at: Callable[[str], Cluster], namespace: str, now: datetime) -> dict[str, PoolStanding]:
+    """The pools of a cluster that were shared out, as they stand, by name.
+
+    All is read: each pool's lease, and the ElasticJobs and pods of the namespaces of its jobs.
+
+    Args:
+        at: The cluster as seen in a namespace, with the rights of who asks.
+        namespace: Of the pools' leases.
+
+    Raises:
+        ScavengerError: See `translated_errors`.
+    """
+    found = {}
+    for lease in at(namespace).leases_in(namespace):
+        last, places = _on_record(lease, [])
+        if last is None or lease["metadata"]["name"] != lease_name(last.pool.name):
+            continue
+        jobs, pods = list[Json](), list[Json]()
+        for space in sorted({space for space, _ in places.values()}):
+            there = at(space)
+            jobs += [job for job in there.jobs()[0] if job["spec"].get("pool") == last.pool.name]
+            pods += there.pods(JOB_LABEL)
+        found[last.pool.name] = _standing_of(last, sorted(jobs, key=_by_age), PodsSeen.of(pods), now)
+    return found
+
+
+def _standing_of(last: PoolAllotment, jobs: list[Json], pods: PodsSeen, now: datetime) -> PoolStanding:
+    rows = []
+    for order, job in enumerate(jobs):
+        share = last.shares.get(job["metadata"]["uid"])
+        per_slot = last.pool.per_slot
+        row = row_of(
+            job,
+            share,
+            _spec_in(job),
+            pods,
+            order=order,
+            number=last.number + 1,
+            now=now,
+            per_slot=per_slot,
+        )
+        if row is not None and row.standing is not None:
+            row = replace(row, standing=foreseeable(last.pool, row.standing, per_slot))
+        rows += [] if row is None else [row]
+    names = {job["metadata"]["uid"]: job["metadata"]["name"] for job in jobs}
+    return PoolStanding(last.pool, tuple(rows), names, last, math.nan)
+
+
+def _spec_in(job: Json) -> JobSpec | None:
+    """The job file of an ElasticJob, but for what its operator's settings say; None if its `spec` is no job."""
+    meta = job["metadata"]
+    try:
+        document = job_document(
+            meta["name"], read_spec(job["spec"]), namespace=meta["namespace"], defaults={}
+        )
+        return JobSpec.model_validate(document)
+    except ValueError:
+        return None
 
 
 def _on_record(lease: Json | None, jobs: list[Json]) -> tuple[PoolAllotment | None, dict[str, Place]]:
@@ -379,7 +480,7 @@ def _on_record(lease: Json | None, jobs: list[Json]) -> tuple[PoolAllotment | No
     if not given:
         return None, {}
     shares = {
-        uid: PoolShare(one.workers, one.workers, one.workers, one.allotment, one.reason)
+        uid: PoolShare(one.slots, one.slots, one.slots, one.allotment, one.reason)
         for uid, one in given.items()
     }
     number = max(one.allotment for one in given.values())

@@ -27,16 +27,18 @@ def report_of_job(store: Store, one: Submission | None, record: JobRecord | None
             "state": "starting" if one is None or one.is_open else "failed",
             "detail": detail,
             "replicas": 0,
+            "pods": 0,
         }
     workers = [
         process
-        for process in store.processes(record.id)
+        for process in ([] if record.ended else store.processes(record.id))
         if (process.role, process.state) == ("worker", "training")
     ]
     report: dict[str, Any] = {
         "state": record.state,
         "detail": _detail(store, record),
-        "replicas": 0 if record.ended else len(workers),
+        "replicas": len(workers),
+        "pods": len({process.host or process.process for process in workers}),
     }
     if record.step is not None:
         report["step"] = record.step

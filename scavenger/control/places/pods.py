@@ -40,7 +40,7 @@ _LOOK_S = 1.0
 
 
 class RentedPods(RentedVms):
-    """A cluster, where each worker is in a pod of its own; see `Place`."""
+    """A cluster, whose pods are its VMs; see `Place`."""
 
     settings: KubernetesSettings
 

@@ -39,7 +39,7 @@ def nodes_of(store: Store, last: PoolAllotment) -> tuple[tuple[PoolNode, str], .
                 "draining" if one.is_on(drained) else "open",
                 one.times.launched_at or one.times.created_at,
                 one.request.spot,
-                pool.vms.per_slot,
+                pool.per_slot,
             ),
             one.job_id,
         )

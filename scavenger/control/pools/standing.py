@@ -46,15 +46,15 @@ class PoolStanding:
     Attributes:
         pool: As its server decides on it.
         jobs: All that wait or run, in the order of submission, with what may be said of their work and speed.
-        submissions: Theirs, by id.
+        names: Theirs, by id.
         allotment: The newest; None before the first.
-        usd_per_slot_hour: Price of a slot.
+        usd_per_slot_hour: Price of a slot; NaN where it is not known.
         means: What can be rented.
     """
 
     pool: Pool
     jobs: tuple[PoolJob, ...]
-    submissions: Mapping[str, Submission]
+    names: Mapping[str, str]
     allotment: PoolAllotment | None
     usd_per_slot_hour: float
     means: Means = field(default_factory=Means)
@@ -131,9 +131,10 @@ def _standing(
     means: Means,
 ) -> PoolStanding:
     shares = {} if allotment is None else allotment.shares
-    jobs, submissions = [], {}
+    jobs, names = [], {}
     for entry in sorted(seen, key=lambda one: _submission(one).number):
-        one = submissions[_submission(entry).id] = _submission(entry)
+        one = _submission(entry)
+        names[one.id] = one.job.name
         job = pool_job(
             one,
             entry if isinstance(entry, RunnerSeen) else None,
@@ -150,7 +151,7 @@ def _standing(
         jobs.append(job)
     vms = pool.vms
     return PoolStanding(
-        pool, tuple(jobs), submissions, allotment, price if vms is None else vms.usd_per_hour, means
+        pool, tuple(jobs), names, allotment, price if vms is None else vms.usd_per_hour, means
     )
 
 

@@ -83,7 +83,8 @@ def _known(
         left = None if job.standing is None else job.standing.left
         if job.standing is None or left is None or not left.whole:
             continue
-        if is_same(pool.submissions[job.id].job, file, spec):
+        one = store.submission(job.id)
+        if one is not None and is_same(one.job, file, spec):
             curve = tuple(replace(one, rate=one.rate / left.whole) for one in job.standing.curve)
             return job.id, curve, left.log_sd
     return None, (), 0.0

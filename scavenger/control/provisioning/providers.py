@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scavenger.cloud.adapters import Opening, adapter_of
 from scavenger.cloud.base import Provider
@@ -91,6 +91,14 @@ def open_cluster(
 
     with _explained("kubernetes"):
         return open_cluster(opening_of("kubernetes", infra.region, environment, settings))
+
+
+def open_api_server(infra: Infra) -> Any:
+    """A client of the API server of a cluster, as `open_provider` opens any cloud."""
+    with _explained("kubernetes"):
+        from scavenger.cloud.kubernetes.elastic_jobs import api_client
+
+        return api_client(context=infra.location)
 
 
 def open_verifier(

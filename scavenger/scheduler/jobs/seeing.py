@@ -310,9 +310,9 @@ def types_of(pool: Pool, jobs: Iterable[PoolJob], means: Means) -> tuple[NodeTyp
         rental = rental_of(pool, means)
         slots = 0 if MACHINE in means.drained else pool.slots
         if pool.vms is None or rental is None:
-            return (NodeType("", slots),)
+            return (NodeType("", slots, per_slot=pool.per_slot),)
         slots = rental.affordable(means.left_usd)
-        return (NodeType("", slots, 0, pool.vms.usd_per_hour, pool.vms.per_slot),)
+        return (NodeType("", slots, 0, pool.vms.usd_per_hour, pool.per_slot),)
     names = {one.type for one in means.nodes} | {job.vm for job in jobs if job.told}
     found = []
     for name in sorted(names or {""}):
