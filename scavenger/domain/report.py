@@ -234,6 +234,7 @@ class Actual:
         end_s: Part of `time_s`: for saving the model and ending the processes.
         first_start_s, start_s: Median time from a worker's launch until it was ready, of the first workers and of
             further ones; 0 if there were none.
+        rest_of_start_s: Time from when the training module was known until the first worker was ready; 0 if unknown.
         program_start_s: Median time from the start of a program that is started anew for each configuration until its
             first step; for other jobs, what the first steps and evaluation took more than later ones.
     """
@@ -245,6 +246,7 @@ class Actual:
     end_s: float = 0.0
     first_start_s: float = 0.0
     start_s: float = 0.0
+    rest_of_start_s: float = 0.0
     program_start_s: float = 0.0
 
 

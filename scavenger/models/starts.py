@@ -83,7 +83,8 @@ def ending(own: Sequence[float], *, tensorflow: bool) -> Lasting:
 def stall(own: Sequence[float]) -> Lasting | None:
     """How long the next change of view pauses training, by those of this job; None if none was measured.
 
-    A program that is started again for each change stands still for as long as it takes to start.
+    A program that is started again for each change stands still for as long as it takes to start. What is left of a
+    start, once the training module is known, differs from run to run as pauses do.
     """
     logs = [math.log(took_s) for took_s in own if 0.0 < took_s < math.inf]
     if not logs:

@@ -261,6 +261,10 @@ class ModelsPart(Part):
         """Seconds from the start of this program to its first step in its latest jobs here, newest first."""
         return self._ended_with("program_start_s", fingerprint, limit)
 
+    def rests_of_starts_s(self, fingerprint: Fingerprint, *, limit: int = 5) -> tuple[float, ...]:
+        """What was left of first starts when this module was known, seconds, in its latest jobs here, newest first."""
+        return self._ended_with("rest_of_start_s", fingerprint, limit)
+
     def _ended_with(self, name: str, fingerprint: Fingerprint, limit: int) -> tuple[float, ...]:
         """A number other than 0 of the reports of the latest jobs of this architecture on this hardware."""
         query = (

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -515,6 +516,32 @@ def test_another_point_must_pay_for_the_pauses_of_the_program(tmp_path: Path) ->
 
     assert "another measurement could gain" in reasons[1]
     assert reasons[0] != reasons[1]
+
+
+def test_what_is_left_of_the_first_start_is_what_was_left_in_earlier_runs_when_the_module_was_known(
+    tmp_path: Path,
+) -> None:
+    scripted = Scripted(epoch_steps=10**6, now_s=100.0)
+    trainer = trainer_of(scripted, tmp_path)
+    trainer.earlier_starts, trainer.earlier_rests_s = Starts((6.0,) * 9), (0.25,) * 9
+    scripted.now_s += 5.0
+    before = trainer.first_start
+    scripted.manifest = SimpleNamespace(dataset_size=SAMPLES, validation_size=0, tensors=())
+    trainer.pump()
+    scripted.now_s += 0.1
+    known = trainer.first_start
+    trainer.start(1)
+    trainer.until(lambda: bool(trainer.history.setup_s))
+    trainer.pump()
+
+    assert before is not None
+    assert before[0].median_s == pytest.approx(6.0, rel=0.05)
+    assert before[1] == 5.0
+    assert known is not None
+    assert known[0].median_s == pytest.approx(0.25)
+    assert known[1] == pytest.approx(0.1)
+    assert trainer.first_start is None
+    assert 0.1 <= trainer.rest_of_start_s < 5.0
 
 
 def test_a_job_that_ends_before_another_worker_is_ready_waits_for_none(tmp_path: Path) -> None:

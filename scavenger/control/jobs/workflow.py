@@ -296,7 +296,7 @@ class JobWorkflow:
                 self._store, fingerprint, write=recorder.keep, warn=self._left_out.append
             )
         )
-        trainer.earlier_starts = library.starts
+        trainer.earlier_starts, trainer.earlier_rests_s = library.starts, library.rests_of_starts_s
         trainer.earlier_program_starts_s = library.program_starts_s
         return Known(space, manifest.dataset_size, library, compared=sources.compared)
 

@@ -44,6 +44,7 @@ class ModelLibrary:
         rerun_ratios: Step time in a run over that of the run of the same job before it, of those.
         endings_s: What saving such a model and ending the processes took in its latest runs here, seconds.
         starts: Starts of workers in the latest jobs of any kind on this hardware.
+        rests_of_starts_s: What was left of the first start when the module was known, in its latest runs here.
         program_starts_s: By what the start of its program delayed training in its latest runs here, seconds.
     """
 
@@ -64,6 +65,7 @@ class ModelLibrary:
         self.rerun_ratios: tuple[float, ...] = ()
         self.endings_s: tuple[float, ...] = ()
         self.starts = Starts()
+        self.rests_of_starts_s: tuple[float, ...] = ()
         self.program_starts_s: tuple[float, ...] = ()
 
     @classmethod
@@ -82,6 +84,7 @@ class ModelLibrary:
         library.run_ratios = store.run_ratios(fingerprint)
         library.rerun_ratios = store.rerun_ratios(fingerprint)
         library.endings_s = store.endings_s(fingerprint)
+        library.rests_of_starts_s = store.rests_of_starts_s(fingerprint)
         library.program_starts_s = store.program_starts_s(fingerprint)
         starts_s = store.starts_s(fingerprint)
         library.starts = Starts(

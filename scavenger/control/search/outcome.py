@@ -229,6 +229,7 @@ def actual_of(
         end_s=end_s,
         first_start_s=_median(trainer.starts.first_s),
         start_s=_median(trainer.starts.further_s),
+        rest_of_start_s=trainer.rest_of_start_s,
         program_start_s=_median(trainer.history.program_starts_s) or trainer.history.warm_up_s,
     )
 

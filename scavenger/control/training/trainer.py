@@ -70,6 +70,7 @@ class Trainer(Controller):
     Attributes:
         warnings: Warnings given to the user so far.
         earlier_starts: Starts of workers in earlier jobs on this machine.
+        earlier_rests_s: What was left of the first start when the module was known, in earlier runs of the job.
         earlier_program_starts_s: The same as `program_start` in earlier runs of the job, seconds.
 
     `pump` and every method that waits raise the errors of `Supervisor.poll`, `LimitReachedError` before a limit would
@@ -115,6 +116,9 @@ class Trainer(Controller):
         self._started_at, self._audit = started_at, audit
         self.warnings: list[str] = []
         self.earlier_starts = Starts()
+        self.earlier_rests_s: tuple[float, ...] = ()
+        self._known_at_s: float | None = None
+        self._ready_at_s: float | None = None
         self.earlier_program_starts_s: tuple[float, ...] = ()
         self._first_workers = 0
         self._stop_reason: str | None = None
@@ -138,7 +142,20 @@ class Trainer(Controller):
         """How long the first workers take to start, and for how long they have; None if one is ready."""
         if self.history.setup_s:
             return None
+        rest = stall(self.earlier_rests_s)
+        if self._known_at_s is not None and rest is not None:
+            return rest, self.elapsed_s - self._known_at_s
         return first_start(self.earlier_starts), self.elapsed_s - self.history.before.elapsed_s
+
+    @property
+    def rest_of_start_s(self) -> float:
+        """What was left of the first worker's start when the training module was known, seconds; 0 if unknown.
+
+        No finer than events are looked at.
+        """
+        if self._known_at_s is None or self._ready_at_s is None:
+            return 0.0
+        return max(_POLL_S, self._ready_at_s - self._known_at_s)
 
     @property
     def further_start(self) -> Lasting:
@@ -414,6 +431,10 @@ class Trainer(Controller):
     def pump(self) -> None:
         """Process the events of a short time slice, check for a stop and enforce the limits."""
         self._take(_POLL_S)
+        if self._known_at_s is None and self.supervisor.manifest is not None:
+            self._known_at_s = self.elapsed_s
+        if self._ready_at_s is None and self.history.setup_s:
+            self._ready_at_s = self.elapsed_s
         self._handle(o.Look())
         self.check_stop()
         self._hold_limits()
