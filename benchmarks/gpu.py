@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import loop_step
-from benchmarks.figures import Benchmark, Result, Spread
+from benchmarks.figures import Benchmark, Result
 from benchmarks.gpu_steps import measured
 from benchmarks.live import job_file
 from scavenger.control.job_file.load import load_job, override_job
@@ -22,7 +21,6 @@ from scavenger.domain.report import Observer
 from scavenger.errors import ScavengerError
 from scavenger.store import Store
 from scavenger.train.devices import Devices, driver_gpus, find_devices, has_driver
-from scavenger.train.engines.base import Engine
 from scavenger.train.engines.gpus import gpu_names, only
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.job_source import JobSource, Timeouts
@@ -58,7 +56,7 @@ def run(repetitions: int, work_dir: Path) -> Result:
     if not there:
         reason = reason or "nvidia-smi lists no GPU"
         return Result(_HEADERS, (("skipped", reason, "-"),), f"skipped: {reason}", {"skipped": reason})
-    own, theirs, ratio = torch_steps(
+    steps = loop_step.in_turn(
         "transformer",
         work_dir,
         workers=len(there),
@@ -70,11 +68,15 @@ def run(repetitions: int, work_dir: Path) -> Result:
     )
     row = (
         f"step of PyTorch on {len(there)}, {_SEQUENCES} sequences each, bfloat16, ms",
-        f"loop {own.text(1e3)}, DDP (NCCL) {theirs.text(1e3)}",
+        f"loop {steps.step_s.text(1e3)}, by a process group (NCCL) {steps.group_step_s.text(1e3)}, "
+        f"DDP (NCCL) {steps.ddp_step_s.text(1e3)}",
         "-",
     )
-    verdict = f"a step of a PyTorch loop takes {ratio.text(digits=2)} times that of DDP over NCCL"
-    figures: dict[str, Any] = {"torch_step_s": own, "ddp_step_s": theirs, "torch_ratio": ratio}
+    verdict = (
+        f"a step of a PyTorch loop takes {steps.ratio.text(digits=2)} times that of DDP over NCCL, and "
+        f"{steps.group_ratio.text(digits=2)} times by a process group of NCCL"
+    )
+    figures: dict[str, Any] = {"torch": steps._asdict()}
     devices, reason = why_not()
     if devices is None:
         rows = (("TensorFlow", reason, "-"), row)
@@ -83,36 +85,6 @@ def run(repetitions: int, work_dir: Path) -> Result:
     return Result(
         _HEADERS, (*keras.rows, row), f"{keras.verdict}; {verdict}", keras.figures | figures, keras.remarks
     )
-
-
-def torch_steps(
-    network: str,
-    work_dir: Path,
-    *,
-    workers: int,
-    local: int,
-    steps: int,
-    repetitions: int,
-    device: str,
-    engine: Callable[[Path, int], Engine] = ProcessEngine,
-) -> tuple[Spread, Spread, Spread]:
-    """Steps of a PyTorch loop and of DDP in turn: median times of each, seconds, and the former over the latter.
-
-    Args:
-        network: As of `benchmarks.peers.shapes`.
-        local: Samples of a worker's batch.
-        device: `cuda`, where the workers of the engine see a GPU each, or `cpu`.
-    """
-    size = {"workers": workers, "local": local, "steps": steps}
-    pairs = [
-        (
-            loop_step.ours(network, work_dir / f"torch-{number}", device=device, engine=engine, **size),
-            loop_step.theirs(network, device=device, **size),
-        )
-        for number in range(repetitions)
-    ]
-    own, other = (Spread.of(column) for column in zip(*pairs, strict=True))
-    return own, other, Spread.of(mine / theirs for mine, theirs in pairs)
 
 
 def of_keras(devices: Devices, work_dir: Path) -> Result:

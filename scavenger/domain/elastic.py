@@ -14,6 +14,7 @@ from scavenger.domain.ranges import BATCH_MAX, WORKERS_MAX
 ScalingPolicy = Literal["model", "throughput", "utility", "fixed"]
 BatchScaling = Literal["strong", "weak"]
 LrScaling = Literal["none", "linear", "sqrt", "adascale"]
+GradientExchange = Literal["auto", "leader", "process_group"]
 
 INTERVAL_MAX = 10**6
 """Upper bound on the steps between two changes of size: no job runs for longer."""
@@ -191,6 +192,12 @@ class ElasticSpec(FrozenModel):
         default="float32",
         description="What workers send of their gradients. bfloat16: those of large tensors rounded, in half as many "
         "bytes, and what is rounded off is added to the next gradient; weights stay as they are.",
+    )
+    exchange: GradientExchange = Field(
+        default="auto",
+        description="Who averages the gradients of a PyTorch loop or script. leader: the process that leads the job. "
+        "process_group: workers of one machine among themselves, by torch.distributed, over NCCL on GPUs and gloo on "
+        "processors. auto: the faster of both, as measured, where each worker has a GPU of its own; else the leader.",
     )
     move_buckets: bool | None = Field(
         default=None,

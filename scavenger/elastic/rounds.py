@@ -243,14 +243,26 @@ class Rounds:
             return [r.Leave(worker, "it is no member")]
         if event.step <= self.step or worker in self._pushed:
             return []  # it came twice
-        grant = self._granted.get(worker)
-        right_view = event.view == self.view or worker in self._heirs
-        if event.step != self.step + 1 or not right_view or self._sealed is not None:
-            return [r.Evict(worker, f"pushed step {event.step} of view {event.view} out of turn")]
-        if grant is None or event.part.attempt != grant.attempt:
-            return [r.Evict(worker, "pushed samples that are not its own")]
+        if refusal := self._refusal(event):
+            return [r.Evict(worker, refusal)]
         self._pushed[worker] = event.part
         return self._complete()
+
+    def takes(self, event: r.Pushed) -> bool:
+        """Whether a part would be in the step that is in progress."""
+        return event.worker in self._current and event.worker in self.missing and not self._refusal(event)
+
+    def _refusal(self, event: r.Pushed) -> str:
+        """Why a part of a member cannot be in the step; empty if it can."""
+        grant = self._granted.get(event.worker)
+        right_view = event.view == self.view or event.worker in self._heirs
+        if event.step != self.step + 1 or not right_view or self._sealed is not None:
+            return f"pushed step {event.step} of view {event.view} out of turn"
+        return (
+            ""
+            if grant is not None and event.part.attempt == grant.attempt
+            else "pushed samples that are not its own"
+        )
 
     def _complete(self) -> list[r.Order]:
         """Seal the round if it is complete."""

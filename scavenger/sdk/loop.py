@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scavenger.errors import ConfigurationError, TrainingCodeError
+from scavenger.sdk.process_groups import Groups
 
 __all__ = [
     "Batch",
@@ -100,7 +101,7 @@ class Step(NamedTuple):
     """A step that every worker applies; `share` and `lr_scale` are as in `Progress`, from the next step on.
 
     If `borrowed`, the arrays of the mean are valid only until the step is reported as applied. `samples` are those of
-    all workers in the step.
+    all workers in the step. Means of gradients that a process group has formed are where it did, and not among them.
     """
 
     step: int
@@ -154,6 +155,10 @@ class Link(Protocol):
 
     def allocate(self, like: Mapping[str, Array]) -> dict[str, Array]:
         """Make arrays that `push` need not copy."""
+        ...
+
+    def holds(self, groups: Groups) -> bool:
+        """See `Job.holds`."""
         ...
 
     def push(self, part: Granted, tensors: dict[str, Array]) -> Step:
@@ -337,6 +342,14 @@ class Job:
         `push_pull` must come from one call.
         """
         return self._link.allocate(like)
+
+    def holds(self, groups: Groups) -> bool:
+        """Offer process groups that average gradients; returns whether those of this step may stay where they are.
+
+        Then `push_pull` gets the arrays as ever, but those of gradients need not be written: they are asked for by
+        `groups.give()` if they are needed all the same, and then the mean has them, too.
+        """
+        return self._made is None and self._link.holds(groups)
 
     def push_pull(
         self,

@@ -22,6 +22,7 @@ import importlib
 import inspect
 import json
 import math
+import time
 import weakref
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,6 +42,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from scavenger.sdk.torch_devices import PinnedMemory, flat_names, in_main_memory, put_back, wait_for
+from scavenger.sdk.torch_groups import ProcessGroups
 
 __all__ = ["ONLY_READING", "Elastic"]
 
@@ -113,6 +115,7 @@ class Elastic:
         self._host: dict[str, Any] = {}
         """Of those on accelerators, what `push_pull` sends; of others, that is the flat array itself."""
         self._pinned = PinnedMemory()
+        self._groups = ProcessGroups(lambda: self._flat, self._give)
         self._own: list[Any] = []
         """For each parameter that is trained, its part of the flat array."""
         self._in: list[str] = []
@@ -133,6 +136,8 @@ class Elastic:
         self._mean: tuple[tuple[int, ...], list[Any], dict[str, Any]] = ((), [], {})
         """Where the mean is in the shared memory; for each parameter its part of it, or of the flat array on its
         accelerator; and the mean by name."""
+        self._summed: tuple[Mapping[str, Any], list[Any]] = ({}, [])
+        """What a process group forms, and for each parameter its part of it."""
         self._devices: Mapping[Any, None] = {}
         """The accelerators that have a flat array."""
         self._arrays: dict[str, Array] = {}
@@ -244,6 +249,8 @@ class Elastic:
         self._refuse_changed()
         settings = self._settings()
         self._arrange(job, len(settings))
+        wait_for(self._devices)  # what is still computed is no part of the exchange
+        began = time.monotonic()
         arrays = self._arrays
         gradients = [parameter.grad for parameter in self._trained]
         for own, gradient in zip(self._own, gradients, strict=True):
@@ -263,8 +270,8 @@ class Elastic:
             if overflow:  # no mean would be formed of it
                 for flat in self._flat.values():
                     flat.zero_()
-        for name, host in self._host.items():
-            host.copy_(self._flat[name], non_blocking=True)
+        if not job.holds(self._groups):
+            self._begin_to_give()
         buffers = dict(self.module.named_buffers())
         own = [_array(value) for value in in_main_memory(list(buffers.values()))]
         for name, array in zip(buffers, own, strict=True):
@@ -283,6 +290,7 @@ class Elastic:
         put_back(list(buffers.values()), values)
         used = (found[_USED] > 0.0).tolist()
         means = self._means(found, private=private)
+        self._groups.exchange_s = time.monotonic() - began
         if self._items is not None:
             for flat in self._flat.values():  # where the parts of the mean are, if they are private
                 flat.div_(float(found[_ITEMS][0]))
@@ -290,6 +298,15 @@ class Elastic:
             for part in means:  # so that every worker's scaler leaves the step out
                 part.fill_(torch.inf)
         return [part if given else None for part, given in zip(means, used, strict=True)]
+
+    def _begin_to_give(self) -> None:
+        for name, host in self._host.items():
+            host.copy_(self._flat[name], non_blocking=True)
+
+    def _give(self) -> None:
+        """Copy the gradients to where they are pushed from."""
+        self._begin_to_give()
+        wait_for(self._devices)
 
     def _apply(self, job: Job) -> None:
         for parameter in self.frozen:  # they may have a gradient of this worker alone
@@ -379,7 +396,7 @@ class Elastic:
         self._host = {name: flat for name, flat in flats.items() if devices[name].type != "cpu"}
         flats |= {name: torch.zeros_like(flat, device=devices[name]) for name, flat in self._host.items()}
         self._devices = dict.fromkeys(devices[name] for name in self._host)
-        self._flat, self._mean, self._trained = flats, ((), [], {}), trained
+        self._flat, self._mean, self._summed, self._trained = flats, ((), [], {}), ({}, []), trained
         self._own = _parts(trained, self._in, flats)
         largest = sorted(range(len(trained)), key=lambda place: trained[place].numel())[-_PROBES:]
         self._probes = {
@@ -398,6 +415,8 @@ class Elastic:
 
     def _means(self, found: Mapping[str, Array], *, private: bool) -> list[Any]:
         """For each parameter, its part of the mean: as it lies in the shared memory, or in this worker's own."""
+        if not found.keys() >= self._flat.keys():
+            return self._sums(private=private)
         mean = {name: found[name] for name in self._flat}
         borrowed = all(array.flags.writeable for array in mean.values())
         for name, array in mean.items():
@@ -412,6 +431,18 @@ class Elastic:
             self._flat[name].copy_(self._mean[2][name] if borrowed else host, non_blocking=True)
         wait_for(self._devices)  # the others write there when this step has ended
         return self._own if private or not borrowed else self._mean[1]
+
+    def _sums(self, *, private: bool) -> list[Any]:
+        """The same, where a process group has formed the mean."""
+        sums = self._groups.sums
+        if not private:
+            if self._summed[0] is not sums:
+                self._summed = sums, _parts(self._trained, self._in, sums)
+            return self._summed[1]
+        for name, flat in self._flat.items():
+            flat.copy_(sums[name])
+        wait_for(self._devices)
+        return self._own
 
     def state(self) -> dict[str, Array]:
         """The whole replica as named arrays.
@@ -495,7 +526,13 @@ def _refuse_unsupported(module: Any, optimizer: Any) -> None:
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise NotSupportedError("SparseAdam needs sparse gradients, and means are dense: use Adam")
+    divided = any(type(one).__name__ == "FullyShardedDataParallel" for one in module.modules())
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if divided or hasattr(tensor, "device_mesh"):  # that of a DTensor
+            raise NotSupportedError(
+                f"{name} is divided over processes, by FSDP or a device mesh: each worker of a job has the whole "
+                "model; leave it out, or have torchrun train it (docs/command-jobs.md)"
+            )
         if torch.nn.parameter.is_lazy(tensor):
             raise NotSupportedError(
                 f"{name} has no shape yet: call the module with a batch before Elastic(...)"

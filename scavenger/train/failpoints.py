@@ -19,6 +19,8 @@ POINTS = (
     "worker.computed",
     "worker.pushed_some",
     "worker.pushed",
+    "worker.reducing",
+    "worker.reduced",
     "worker.pulling",
     "worker.evaluated",
     "worker.called",

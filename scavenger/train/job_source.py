@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scavenger.domain.elastic import GradientExchange
+
 
 @dataclass(frozen=True, slots=True)
 class JobSource:
@@ -22,6 +24,7 @@ class JobSource:
         params: Arguments by name for the function that `train` names.
         schedule_batch: See `Manifest.schedule_batch`.
         gradients: The form in which workers give their gradients: `float32`, or rounded to `bfloat16`.
+        exchange: Who averages the gradients of a loop, as `elastic.exchange` of the job file says.
         env: Environment variables of all its processes.
         secrets: Further ones of those that run the training code.
     """
@@ -35,6 +38,7 @@ class JobSource:
     params: Mapping[str, Any] = field(default_factory=dict)
     schedule_batch: int = 0
     gradients: str = "float32"
+    exchange: GradientExchange = "auto"
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu
+from benchmarks import gpu, loop_step
 from benchmarks.gpu_steps import measured
 
 
@@ -52,7 +52,7 @@ def test_steps_are_measured_on_the_device_that_there_is() -> None:
 @pytest.mark.long  # starts four processes that import PyTorch
 def test_steps_of_pytorch_are_measured_beside_those_of_ddp_on_any_device(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    found = gpu.torch_steps("small", tmp_path, workers=2, local=2, steps=2, repetitions=1, device="cpu")
+    found = loop_step.in_turn("small", tmp_path, workers=2, local=2, steps=2, repetitions=1, device="cpu")
 
     assert all(spread.count == 1 and spread.median > 0.0 for spread in found)
-    assert found[2].median == pytest.approx(found[0].median / found[1].median)
+    assert found.group_ratio.median == pytest.approx(found.group_step_s.median / found.ddp_step_s.median)

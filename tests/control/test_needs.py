@@ -35,6 +35,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "`elastic.lr_scaling` without `{lr_scale}`": {"elastic": {"lr_scaling": "linear"}},
     "`elastic.aggregators` above 1": {"elastic": {"aggregators": 2}},
     "`elastic.aggregator_vms` above 1, or `workers`": {"elastic": {"aggregators": 2, "aggregator_vms": 2}},
+    "`elastic.exchange: process_group`": {"elastic": {"exchange": "process_group"}},
     "`aggregation: shared`": {"aggregation": "shared"},
     "`leader: vm`": {"leader": "vm"},
     "`spot: auto` or `always`": {"spot": "auto"},

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import select
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,8 +14,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from waiting import eventually
 
 from scavenger.errors import ConfigurationError, NotSupportedError, TrainingCodeError
+from scavenger.sdk.loop import STATISTICS
 from scavenger.train.custom_loop.mean import weighted_mean
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'scavenger-ml[compare]'")
@@ -34,7 +39,12 @@ Y = torch.from_numpy(np.random.default_rng(2).normal(size=(STEPS, sum(SAMPLES), 
 class Meeting:
     """Where the workers of a step, which are threads, leave what they push, and get the mean of it."""
 
+    numbers = itertools.count(1)
+
     def __init__(self, workers: int) -> None:
+        self.number = next(self.numbers)
+        self._folder = tempfile.TemporaryDirectory()
+        self.file = str(Path(self._folder.name, "group"))
         self._barrier = threading.Barrier(workers, self._average, timeout=60)
         self._pushed: dict[int, tuple[str, int, dict[str, Any]]] = {}
         self._mean: dict[str, Any] = {}
@@ -62,8 +72,35 @@ class Member:
     def allocate(self, like: dict[str, Any]) -> dict[str, Any]:
         return {name: np.zeros(array.shape, array.dtype) for name, array in like.items()}
 
+    def holds(self, groups: Any) -> bool:
+        return False
+
     def push_pull(self, arrays: dict[str, Any], *, borrow: bool) -> dict[str, Any]:
         return self._meeting.meet(self._worker, self._samples, arrays)
+
+
+class InGroup(Member):
+    """A worker's job whose gradients are averaged by a process group, and only what else there is by the meeting."""
+
+    _groups: Any = None
+
+    def holds(self, groups: Any) -> bool:
+        if self._groups is None:
+            self._groups = groups
+            groups.make(self._meeting.number, self._worker, len(SAMPLES), self._meeting.file, 60.0)
+            assert eventually(lambda: groups.made == self._meeting.number)
+            assert not groups.failure
+        return True
+
+    def push_pull(self, arrays: dict[str, Any], *, borrow: bool) -> dict[str, Any]:
+        done = self._groups.reduce(self._samples / sum(SAMPLES))
+        select.select([done], [], [])
+        told = self._groups.reduced()
+        assert not told.failure
+        assert 0.0 < told.sqnorm < np.inf
+        assert not told.bad
+        rest = {name: array for name, array in arrays.items() if name.startswith(STATISTICS)}
+        return self._meeting.meet(self._worker, self._samples, rest)
 
 
 class Way:
@@ -280,18 +317,29 @@ def together(*work: Callable[[Meeting], None]) -> list[Exception]:
     return raised
 
 
-def _train(ways: Sequence[Way], replicas: list[Any], steps: range) -> list[Exception]:
+def _train(
+    ways: Sequence[Way], replicas: list[Any], steps: range, member: type[Member] = Member
+) -> list[Exception]:
     def as_worker(number: int, rows: slice) -> Callable[[Meeting], None]:
         return lambda meeting: ways[number].worker(
-            replicas[number], Member(meeting, number, SAMPLES[number]), rows, steps
+            replicas[number], member(meeting, number, SAMPLES[number]), rows, steps
         )
 
     return together(*(as_worker(number, rows) for number, rows in enumerate(_rows())))
 
 
 @pytest.mark.parametrize("make", WAYS)
-@pytest.mark.parametrize("joins", [pytest.param(False, marks=pytest.mark.long), True])
-def test_workers_reach_the_weights_of_one_process_with_the_global_batch(make: type[Way], joins: bool) -> None:
+@pytest.mark.parametrize(
+    ("joins", "member"),
+    [
+        pytest.param(False, Member, marks=pytest.mark.long),
+        (True, Member),
+        *([(True, InGroup)] if DEVICE == "cpu" else []),
+    ],
+)
+def test_workers_reach_the_weights_of_one_process_with_the_global_batch(
+    make: type[Way], joins: bool, member: type[Member]
+) -> None:
     plain = make("cpu")
     start = {name: tensor.clone() for name, tensor in plain.model.state_dict().items()}
     plain.alone(range(STEPS))
@@ -299,7 +347,7 @@ def test_workers_reach_the_weights_of_one_process_with_the_global_batch(make: ty
     replicas = [way.elastic() for way in ways]
 
     half = STEPS // 2
-    assert not _train(ways, replicas, range(half))
+    assert not _train(ways, replicas, range(half), member)
     if joins:  # a new worker takes the place of the second
         ways[1] = make()
         with torch.no_grad():
@@ -307,7 +355,7 @@ def test_workers_reach_the_weights_of_one_process_with_the_global_batch(make: ty
                 parameter.fill_(7.0)
         replicas[1] = ways[1].elastic()
         replicas[1].load({name: array.copy() for name, array in replicas[0].state().items()})
-    assert not _train(ways, replicas, range(half, STEPS))
+    assert not _train(ways, replicas, range(half, STEPS), member)
 
     assert any(not torch.equal(tensor, start[name]) for name, tensor in plain.model.state_dict().items())
     for way in ways:
@@ -456,6 +504,19 @@ def _lazy() -> Any:
     return torch.nn.LazyLinear(2)
 
 
+def _divided() -> Any:
+    """As `fully_shard` leaves a module in a process alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        torch.distributed.init_process_group(
+            "gloo", store=torch.distributed.FileStore(f"{folder}/group", 1), rank=0, world_size=1
+        )
+        try:
+            mesh = torch.distributed.init_device_mesh("cpu", (1,))
+            return torch.distributed.fsdp.fully_shard(torch.nn.Linear(2, 2), mesh=mesh)
+        finally:
+            torch.distributed.destroy_process_group()
+
+
 def _optimizer(name: str, **options: Any) -> Callable[[Any], Any]:
     return lambda model: getattr(torch.optim, name)(model.parameters(), **options)
 
@@ -474,6 +535,11 @@ def _optimizer(name: str, **options: Any) -> Callable[[Any], Any]:
         (lambda: torch.nn.Linear(2, 2, dtype=torch.complex64), _optimizer("SGD"), "no complex numbers"),
         (_lazy, _optimizer("SGD"), "weight has no shape yet: call the module with a batch before"),
         (lambda: torch.nn.SyncBatchNorm(2), _optimizer("SGD"), "use BatchNorm"),
+        (
+            _divided,
+            _optimizer("SGD"),
+            r"weight is divided over processes, .*: each worker of a job has the whole",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused_when_it_is_given(
@@ -536,3 +602,21 @@ def test_buffers_and_frozen_parameters_in_bfloat16_are_part_of_the_state() -> No
     for name, tensor in model.state_dict().items():
         assert torch.equal(other.state_dict()[name], tensor)
         assert other.state_dict()[name].dtype == tensor.dtype
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("scale", [1.0, 1e25, 1e-25, 0.0])
+def test_norms_are_right_out_of_the_range_of_their_squares_and_tell_what_is_not_finite(
+    dtype: str, scale: float
+) -> None:
+    from scavenger.sdk.torch_groups import _sqnorm
+
+    one = torch.randn(9001, dtype=getattr(torch, dtype)) * scale
+    arrays = {"a": one, "b": torch.ones(3, dtype=one.dtype) * scale, "c": torch.zeros(0)}
+
+    found, bad = _sqnorm(arrays)
+
+    assert found == pytest.approx(float(one.double().square().sum()) + 3.0 * scale**2, rel=1e-6)
+    assert not bad
+    one[5] = torch.nan
+    assert _sqnorm(arrays)[1] == "a"

@@ -35,6 +35,9 @@ class Alone:
     def allocate(self, like: dict[str, Any]) -> dict[str, Any]:
         return {name: np.zeros(array.shape, array.dtype) for name, array in like.items()}
 
+    def holds(self, groups: Any) -> bool:
+        return False
+
     def push_pull(self, arrays: dict[str, Any], *, borrow: bool) -> dict[str, Any]:
         assert borrow
         self.pushed = {name: array.copy() for name, array in arrays.items()}

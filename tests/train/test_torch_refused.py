@@ -72,6 +72,9 @@ class Alone:
     def allocate(self, like: Mapping[str, Any]) -> dict[str, Any]:
         return {name: np.zeros(array.shape, array.dtype) for name, array in like.items()}
 
+    def holds(self, groups: Any) -> bool:
+        return False
+
     def push(self, part: loop.Granted, tensors: dict[str, Any]) -> loop.Step:
         self._step, self._at = self._step + 1, part.stop
         mean = {name: array.copy() for name, array in tensors.items()}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from torch_jobs import EPOCHS, JOBS, OWN, SEED, assert_equal, driven, plainly, sampled_once
 
+from scavenger.elastic.exchange_ways import ExchangeWays
 from scavenger.train.transport.messages import StepReport
 from scavenger.train.transport.messages.values import CheckpointPlan, RestorePoint
 
@@ -76,16 +77,41 @@ def test_a_script_trains_as_python_would_whoever_joins_and_leaves(tmp_path: Path
     assert_equal(state, plainly([], tmp_path))
 
 
-def test_a_script_is_exact_while_batches_change_and_workers_join_leave_and_are_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("exchange", "fault"),
+    [
+        pytest.param("leader", "", marks=pytest.mark.long),
+        (
+            "process_group",
+            "worker.reducing/w1:kill@30",
+        ),  # the others are within the exchange, and wait for it
+        pytest.param(
+            "process_group", "worker.reduced/w1:kill@30", marks=pytest.mark.long
+        ),  # the others have the mean
+        pytest.param("process_group", "worker.reducing/w1:stop@30", marks=pytest.mark.long),
+        pytest.param("auto", "worker.reducing/w1:kill@30", marks=pytest.mark.long),  # both ways in turns
+    ],
+)
+def test_a_script_is_exact_while_batches_change_and_workers_join_leave_and_are_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: str, fault: str
+) -> None:
     arguments = ["--shuffle", "--samples", "2000"]
-    with driven(tmp_path, "torch_script.py --shuffle --samples 2000", 4) as job:
+    monkeypatch.setenv("SCAV_FAIL", fault)
+    if exchange == "auto":  # as if each worker had a GPU of its own
+        monkeypatch.setattr(ExchangeWays, "_could", lambda ways, members: len(members) > 1)
+    with driven(tmp_path, "torch_script.py --shuffle --samples 2000", 4, exchange=exchange) as job:
         job.job.resize(2, 16, "begin")
         job.until(job.on(2))
         job.job.resize(3, 40, "one joins, and the batch grows")
         job.until(job.on(3))
-        victim = job.job.members[1]
-        job.kill(victim)
+        victim = "w1"
+        assert victim in job.job.members
+        if not fault:
+            job.kill(victim)
         job.until(lambda: victim not in job.job.members)  # the fourth one takes its place
+        if fault:
+            before = len(job.by_group)
+            job.until(lambda: len(job.by_group) > before + 4)
         job.until(job.on(3))
         job.job.resize(2, 25, "one leaves")
         job.until(job.on(2))
@@ -93,7 +119,13 @@ def test_a_script_is_exact_while_batches_change_and_workers_join_leave_and_are_k
         state = job.to_the_end()
 
     sampled_once(job.steps, 2000)
+    assert len(job.steps) > 200
     assert {step.samples for step in job.steps} > {16, 40, 25, 8}
+    assert 30 < len(job.by_group) < len(job.steps) - 20 if fault else not job.by_group
+    told = [event.message for event in job.told]
+    assert bool(told) == bool(fault)
+    if exchange == "auto":
+        assert all("times as fast as by" in message for message in told)
     assert_equal(state, replayed(arguments, job.steps))
 
 

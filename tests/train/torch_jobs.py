@@ -17,7 +17,7 @@ from waiting import PATIENCE_S
 
 from scavenger.train.custom_loop.job_supervisor import LoopJobSupervisor
 from scavenger.train.job_source import JobSource, Timeouts
-from scavenger.train.supervisor.events import Event
+from scavenger.train.supervisor.events import Event, Told
 from scavenger.train.transport.messages import EpochReport, StepReport
 
 JOBS = Path(__file__).with_name("jobs")
@@ -29,11 +29,22 @@ class Driven:
     """A job of a script, with a controller that does what a test says."""
 
     def __init__(self, folder: Path, train: str, **given: Any) -> None:
-        source = JobSource(train, JOBS, SEED, 1, schedule_batch=1)
+        exchange = given.pop("exchange", "auto")
+        source = JobSource(train, JOBS, SEED, 1, schedule_batch=1, exchange=exchange)
         timeouts = Timeouts(start_s=PATIENCE_S, step_s=given.pop("step_s", PATIENCE_S))
         self.job = LoopJobSupervisor.open(source, work_dir=folder, timeouts=timeouts, **given)
+        self.told: list[Told] = []
+        self.by_group: list[int] = []
+        """Steps whose mean a process group has formed."""
+        self._average, self.job._exchange.average = self.job._exchange.average, self._seen  # type: ignore[method-assign]
         self.steps: list[StepReport] = []
         self.epochs: list[EpochReport] = []
+
+    def _seen(self, step: int, *given: Any) -> Any:
+        mean = self._average(step, *given)
+        if mean.reduced:
+            self.by_group.append(step)
+        return mean
 
     @property
     def arrived(self) -> tuple[str, ...]:
@@ -51,6 +62,8 @@ class Driven:
     def _handle(self, event: Event, epochs: int) -> None:
         if isinstance(event, StepReport):
             self.steps.append(event)
+        elif isinstance(event, Told):
+            self.told.append(event)
         elif isinstance(event, EpochReport):
             self.epochs.append(event)
             self.job.verdict(event.epoch, stop=len(self.epochs) >= epochs, keep_best=False)

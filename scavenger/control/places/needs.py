@@ -147,6 +147,21 @@ NEEDS = (
         },
     ),
     Need(
+        "`elastic.exchange: process_group`",
+        "elastic.exchange",
+        lambda job, kind: job.elastic.exchange == "process_group",
+        {
+            Kind.KERAS: "elastic.exchange: process_group is for loops and scripts of PyTorch, and gradients of a "
+            "KerasJob go to its aggregators; leave it out",
+            Kind.COMMAND: "elastic.exchange: process_group: a command makes its groups itself; leave it out",
+            **dict.fromkeys(
+                (Where.VMS, Where.PODS),
+                "elastic.exchange: process_group is for workers on this machine: between machines, groups would "
+                "neither encrypt gradients nor know whose they are; leave it out",
+            ),
+        },
+    ),
+    Need(
         "`aggregation: shared`",
         "aggregation",
         lambda job, kind: job.aggregation == "shared",

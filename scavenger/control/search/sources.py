@@ -44,6 +44,8 @@ class Sources:
         }
         if job.elastic.gradients != "float32":
             digests["gradients"] = job.elastic.gradients
+        if job.elastic.exchange != "auto":
+            digests["exchange"] = job.elastic.exchange
         if manifest.data:
             digests["data"] = manifest.data[:_DIGITS]
             data = "and some samples of its data"

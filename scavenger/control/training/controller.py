@@ -22,7 +22,7 @@ carries out its actions in order. The table shows the modes (columns) and events
     Started, Leaving  reported                                as TRAIN          -
     Recovered         reported                                as TRAIN          -
     Migrated          reported                                as TRAIN          -
-    Warned            warned                                  as TRAIN          -
+    Told, Warned      told, warned                            as TRAIN          -
     Lost              reported; replaced, or fewer wanted, or reported          -
                       given up, by the table of `Losses`
     Refused           reported; fewer wanted                  reported          -
@@ -75,6 +75,7 @@ from scavenger.train.supervisor.events import (
     Refused,
     RolledBack,
     Started,
+    Told,
     Warned,
 )
 from scavenger.train.transport import messages as m
@@ -228,6 +229,8 @@ class Controller:
                 return [
                     o.Notify(Noted("info", event.reason or f"the model is held by aggregators {holding}"))
                 ]
+            case Told():
+                return [o.Notify(Noted("info", event.message))]
             case Warned():
                 return [o.Warn(event.message)]
             case Lost():

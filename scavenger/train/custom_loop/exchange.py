@@ -4,29 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from scavenger.elastic.leases import LeasedSamples
-from scavenger.errors import TrainingCodeError
+from scavenger.errors import TrainingCodeError, TrainingError
 from scavenger.models.noise import SuccessiveGradients
 from scavenger.sdk.gradients import GradientSamples
 from scavenger.sdk.loop import STATISTICS
 from scavenger.train.custom_loop import messages as lm
 from scavenger.train.custom_loop.gradient_memory import KEPT, MEAN, GradientMemory
-from scavenger.train.custom_loop.mean import Means, weighted_mean
+from scavenger.train.custom_loop.mean import Means, not_finite, weighted_mean
 from scavenger.train.custom_loop.workers import LoopWorkers
 
 
 @dataclass(frozen=True, slots=True)
 class _Pushed:
-    """What a worker has pushed for a step; `shared` if it is in the shared memory."""
+    """What a worker has pushed for a step; `shared` if it is in the shared memory, `held` if its gradients are not."""
 
     tensors: dict[str, lm.Array]
     headers: tuple[lm.TensorHeader, ...]
     shared: bool
     compute_s: float
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class StepMean:
         arrays: The mean; in the shared memory, only until the next one.
         compute_s: How long each worker has read and computed.
         worker_sqnorm, sqnorm, noise_parts: As in `scavenger.domain.measurement.StepRecord`.
+        reduced: Whether the workers have the mean of the gradients, which is not among the arrays then.
     """
 
     headers: tuple[lm.TensorHeader, ...]
@@ -48,6 +51,7 @@ class StepMean:
     worker_sqnorm: float
     sqnorm: float
     noise_parts: int
+    reduced: bool = False
 
 
 class Exchange:
@@ -73,7 +77,8 @@ class Exchange:
         Raises:
             TrainingCodeError: If it cannot be read.
         """
-        if (worker, push.step) in self._pushed:
+        before = self._pushed.get((worker, push.step))
+        if before is not None and not before.held:
             return
         memory = self._workers.memory if push.shared else None
         try:
@@ -83,11 +88,19 @@ class Exchange:
                 tensors = memory.arrays(self._workers.place(worker), push.tensors)
         except (OSError, TypeError, ValueError) as error:
             raise TrainingCodeError(f"{worker} pushed arrays that cannot be read: {error}") from error
-        pushed = _Pushed(tensors, push.tensors, memory is not None, push.compute_s)
+        pushed = _Pushed(tensors, push.tensors, memory is not None, push.compute_s, push.held)
         self._pushed[worker, push.step] = pushed
 
-    def average(self, step: int, parts: Sequence[tuple[str, LeasedSamples]]) -> StepMean:
+    def average(
+        self,
+        step: int,
+        parts: Sequence[tuple[str, LeasedSamples]],
+        formed: Mapping[str, lm.Reduced] = MappingProxyType({}),
+    ) -> StepMean:
         """Form the mean of a step over the samples of these workers, who have pushed; forgets the step.
+
+        Args:
+            formed: What each of them tells of the mean of their gradients, if they hold these.
 
         Raises:
             TrainingCodeError, NonFiniteError: See `weighted_mean`.
@@ -100,14 +113,46 @@ class Exchange:
         contributions = [
             (worker, count, pushed[worker].tensors) for (worker, _), count in zip(parts, samples, strict=True)
         ]
+        if formed:
+            if formed.keys() != pushed.keys():
+                raise TrainingError(
+                    f"step {step} is of {', '.join(pushed)}, and its mean of {', '.join(formed)}"
+                )
+            contributions = [
+                (worker, count, _statistics(tensors)) for worker, count, tensors in contributions
+            ]
+            into = None if into is None else _statistics(into)
         means = weighted_mean(contributions, step=step, into=into)
         headers, frames = (first.headers, list[Any]()) if shared else lm.pack(means.arrays)
         self._pushed = {key: value for key, value in self._pushed.items() if key[1] > step}
         noise = (means.worker_sqnorm, means.sqnorm, len(parts))
         if len(parts) == 1 and self._alone is not None:
             noise = self._alone.noise(means)
+        if formed:
+            noise = _noise({worker: (count, formed[worker]) for worker, count, _ in contributions}, step)
         compute_s = {worker: entry.compute_s for worker, entry in pushed.items()}
-        return StepMean(headers, frames, shared, means.arrays, compute_s, *noise)
+        return StepMean(headers, frames, shared, means.arrays, compute_s, *noise, reduced=bool(formed))
+
+
+def _statistics(arrays: Mapping[str, lm.Array]) -> dict[str, lm.Array]:
+    return {name: array for name, array in arrays.items() if name.startswith(STATISTICS)}
+
+
+def _noise(told: Mapping[str, tuple[int, lm.Reduced]], step: int) -> tuple[float, float, int]:
+    """The norms of the workers' gradients and of their mean, by what the workers tell; see `StepMean`.
+
+    Args:
+        told: By worker, its samples and what it tells.
+
+    Raises:
+        NonFiniteError: If a mean is NaN or infinite.
+    """
+    for _, one in told.values():
+        if name := one.bad or one.own_bad:
+            raise not_finite([worker for worker, (_, other) in told.items() if other.own_bad], name, step)
+    total = sum(samples for samples, _ in told.values())
+    worker_sqnorm = sum(samples / total * one.own_sqnorm for samples, one in told.values())
+    return worker_sqnorm, next(one.sqnorm for _, one in told.values()), len(told)
 
 
 class KeptMeans:

@@ -61,12 +61,17 @@ def weighted_mean(
         squares = _average(parts, shares, means[name].reshape(-1))
         if squares is None:
             bad = [worker for worker, _, tensors in contributions if not np.isfinite(tensors[name]).all()]
-            who = " and ".join(bad) or "the workers together"
-            raise NonFiniteError(f"{who} pushed NaN or infinity in {name!r} at step {step}")
+            raise not_finite(bad, name, step)
         if not name.startswith(STATISTICS):
             worker_sqnorm += squares[0]
             mean_sqnorm += squares[1]
     return Means(means, worker_sqnorm, mean_sqnorm)
+
+
+def not_finite(workers: Sequence[str], name: str, step: int) -> NonFiniteError:
+    """The error of a mean that is not finite, by these workers or, if there are none, by all together."""
+    who = " and ".join(workers) or "the workers together"
+    return NonFiniteError(f"{who} pushed NaN or infinity in {name!r} at step {step}")
 
 
 def _average(parts: Sequence[Array], shares: Sequence[float], mean: Array) -> tuple[float, float] | None:

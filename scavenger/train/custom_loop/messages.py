@@ -76,6 +76,8 @@ class Push(_Message, frozen=True):
     Attributes:
         shared: Whether the arrays are in the worker's place of the shared memory, and no frames follow.
         compute_s: How long the worker read and computed.
+        held: Whether the gradients among them are where they were computed, until they are asked for.
+        device, group, failure: See `scavenger.elastic.exchange_ways.ExchangeWays.pushed`.
     """
 
     view: int
@@ -87,6 +89,27 @@ class Push(_Message, frozen=True):
     tensors: tuple[TensorHeader, ...]
     shared: bool = False
     compute_s: float = 0.0
+    held: bool = False
+    device: str = ""
+    group: int = 0
+    failure: str = ""
+
+
+class Reduced(_Message, frozen=True):
+    """A process group has formed the mean of the gradients that this worker holds, unless there is a `failure`.
+
+    Attributes:
+        request: Number of the `Reduce` that this answers.
+        own_sqnorm, sqnorm: Squared norms of this worker's gradient and of the mean.
+        own_bad, bad: The array of this worker's gradient, and of the mean, that is not finite; empty if all are.
+    """
+
+    request: int
+    own_sqnorm: float = 0.0
+    sqnorm: float = 0.0
+    own_bad: str = ""
+    bad: str = ""
+    failure: str = ""
 
 
 class DonatedState(_Message, frozen=True):
@@ -102,6 +125,7 @@ class Stepped(_Message, frozen=True):
 
     Attributes:
         sums: If the mean was one to `compare`, sum and norm of each array of the replica.
+        exchange_s: From its gradients to their mean, where its device computes; 0 if that is not known.
     """
 
     step: int
@@ -110,6 +134,7 @@ class Stepped(_Message, frozen=True):
     loss: float | None
     update_s: float = 0.0
     sums: dict[str, tuple[float, float]] | None = None
+    exchange_s: float = 0.0
 
 
 class EvaluatedMessage(_Message, frozen=True):
@@ -168,6 +193,10 @@ class MeanMessage(_Message, frozen=True):
     The share and the factor are as in `StartMessage`, and hold from the next step on. The step has so many `samples`.
     One that is shared is at a `place` of its own for a worker that follows the others, and may be behind them.
     If told to `compare`, the worker sums up its replica after the step.
+
+    Attributes:
+        reduced: Whether each worker has the mean of its gradients by a process group; the other arrays are as told.
+        group: Number of the group for which gradients of the next step are to be held; 0 for none.
     """
 
     step: int
@@ -182,6 +211,34 @@ class MeanMessage(_Message, frozen=True):
     samples: int = 0
     compare: bool = False
     place: int = 0
+    reduced: bool = False
+    group: int = 0
+
+
+class MakeGroup(_Message, frozen=True):
+    """Make a process group with others, beside the training; they meet at a file.
+
+    Attributes:
+        rank, size: This worker's rank, and the number of all.
+        limit_s: How long it may take.
+    """
+
+    number: int
+    rank: int
+    size: int
+    file: str
+    limit_s: float
+
+
+class Reduce(_Message, frozen=True):
+    """Form the mean of the gradients that are held, in the newest group; this worker has a share of the samples."""
+
+    request: int
+    share: float
+
+
+class GiveGradients(_Message, frozen=True):
+    """Push the gradients that are held, so that the mean is formed without the group."""
 
 
 class OverMessage(_Message, frozen=True):
@@ -213,6 +270,7 @@ LoopMessage = (
     ReplicaBuilt
     | AskMessage
     | Push
+    | Reduced
     | DonatedState
     | Stepped
     | EvaluatedMessage
@@ -220,6 +278,9 @@ LoopMessage = (
     | StartMessage
     | GrantMessage
     | MeanMessage
+    | MakeGroup
+    | Reduce
+    | GiveGradients
     | OverMessage
     | Evaluate
     | DonateMessage

@@ -35,6 +35,7 @@ class StepInReport:
         step_time_s: Time since the step before.
         global_batch_size: B, samples, of the view.
         awaited: Members that have not reported yet.
+        held: Whether their gradients were to be averaged by a process group.
     """
 
     step: int
@@ -45,6 +46,8 @@ class StepInReport:
     averaged: StepMean
     global_batch_size: int
     awaited: set[str]
+    held: bool = False
+    _exchange_s: float = math.inf
     _sums: dict[str, Sums] = field(default_factory=dict)
     _losses: list[tuple[float, int]] = field(default_factory=list)
     _update_s: float = 0.0
@@ -53,10 +56,17 @@ class StepInReport:
         """Take a member's report."""
         self.awaited.discard(worker)
         self._update_s = max(self._update_s, stepped.update_s)
+        self._exchange_s = min(self._exchange_s, stepped.exchange_s or math.inf)
         if stepped.sums is not None:
             self._sums[worker] = stepped.sums
         if stepped.loss is not None and stepped.samples:
             self._losses.append((stepped.loss, stepped.samples))
+
+    @property
+    def exchange_s(self) -> float | None:
+        """The exchange's time for the worker that waited the least in it; None if it went another way than meant."""
+        as_meant = self.held == self.averaged.reduced and self._exchange_s < math.inf
+        return self._exchange_s if as_meant else None
 
     @property
     def _loss(self) -> float:

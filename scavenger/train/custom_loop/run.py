@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from scavenger.domain.elastic import GradientExchange
 from scavenger.elastic import round_events as r
 from scavenger.elastic.leases import EpochCommitted, Found
 from scavenger.elastic.quarantine import Cause, Innocent
@@ -187,6 +188,7 @@ def run_loop(
     job_dir: Path,
     seed: int = 0,
     threads: int = 1,
+    exchange: GradientExchange = "auto",
     timeouts: Timeouts | None = None,
     checkpoints: str | None = None,
     resume: bool = False,
@@ -202,6 +204,7 @@ def run_loop(
         job_dir: Folder that the module is imported from.
         seed: Random seed for the order of the shards.
         threads: Threads that each worker may use.
+        exchange: Who averages the gradients of a PyTorch loop, as `elastic.exchange` of a job file says.
         timeouts: See `LoopRun`; None for ten minutes each to start and for a step.
         checkpoints: Where to write checkpoints, once a minute; None for none.
         resume: Whether to resume from the newest checkpoint.
@@ -215,7 +218,7 @@ def run_loop(
         ScavengerError: See `LoopRun` and `LoopRun.poll`.
     """
     with LoopRun(
-        JobSource(train, job_dir, seed, threads),
+        JobSource(train, job_dir, seed, threads, exchange=exchange),
         workers=workers,
         work_dir=work_dir,
         timeouts=timeouts or Timeouts(start_s=_LIMIT_S, step_s=_LIMIT_S),

@@ -14,6 +14,7 @@ import msgspec
 
 from scavenger.elastic import recovery
 from scavenger.elastic import round_events as r
+from scavenger.elastic.exchange_ways import ExchangeWays
 from scavenger.elastic.leases import EpochCommitted, Found, Grant, LeaseAttempt, LeasedSamples
 from scavenger.elastic.ledger import ShardLedger
 from scavenger.elastic.quarantine import Cause, NotTheData, Suspects, cause_of_death
@@ -32,6 +33,7 @@ from scavenger.train.custom_loop.comparing import COMPARED_AFTER
 from scavenger.train.custom_loop.epoch_ends import EpochEnds
 from scavenger.train.custom_loop.exchange import Exchange, KeptMeans, StepMean, unpack
 from scavenger.train.custom_loop.gradient_memory import MEAN, STATES
+from scavenger.train.custom_loop.held_gradients import HeldGradients
 from scavenger.train.custom_loop.reports import (
     EpochLosses,
     Replicas,
@@ -46,7 +48,7 @@ from scavenger.train.custom_loop.workers import LoopWorkers
 from scavenger.train.engines.base import Exit
 from scavenger.train.failure import error_of
 from scavenger.train.job_source import JobSource, Timeouts
-from scavenger.train.supervisor.events import Leaving, Lost, Refused, Started
+from scavenger.train.supervisor.events import Leaving, Lost, Refused, Started, Told
 from scavenger.train.supervisor.without_aggregators import WithoutAggregators
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.messages import Failed
@@ -93,6 +95,14 @@ class LoopSupervisor(WithoutAggregators):
         self._wanted: r.Resized | None = None
         self._view = 0
         self._exchange = Exchange(workers, measures_alone=waits)
+        if source.exchange == "process_group" and workers.memory is None:
+            raise ConfigurationError(
+                "process_group is for workers on this machine: between machines, groups would neither encrypt "
+                "gradients nor know whose they are; leave it out",
+                key="elastic.exchange",
+            )
+        ways = ExchangeWays(source.exchange if workers.memory is not None else "leader")
+        self._held = HeldGradients(workers, ways, limit_s=timeouts.step_s / 2.0, clock=clock)
         self._donation: dict[str, lm.Array] = {}
         self._state_bytes = 0
         """Of the newest state that was donated."""
@@ -105,6 +115,8 @@ class LoopSupervisor(WithoutAggregators):
         self._watch = LoopWatch(workers, timeouts, self._ends, clock)
         self._losses, self._replicas = EpochLosses(), Replicas()
         self._step: StepInReport | None = None
+        self._group = 0
+        """Of the workers that hold their gradients of the present step; 0 if none do."""
         self._steps_of_view = (-1, 0)
         """The newest view, and the steps under it."""
         self._paused = False
@@ -139,6 +151,7 @@ class LoopSupervisor(WithoutAggregators):
         self._receive()
         for ended in self._workers.ended():
             self._ended(ended)
+        self._look_at_held()
         if not self.done:
             self._events += self.engine.preemption_notices()
             self._look()
@@ -184,7 +197,9 @@ class LoopSupervisor(WithoutAggregators):
                         message.shard, LeaseAttempt(*message.attempt), message.start, message.stop
                     )
                     self._exchange.take(name, message, frames)
-                    self._handle(r.Pushed(name, message.view, message.step, part))
+                    self._pushed(r.Pushed(name, message.view, message.step, part), message)
+                case lm.Reduced():
+                    self._held.answered(name, message)
                 case lm.DonatedState():
                     self._donated(name, message, frames)
                 case lm.Stepped():
@@ -202,6 +217,21 @@ class LoopSupervisor(WithoutAggregators):
                     self._workers.leave(name, "training has ended")
                 case _:
                     pass
+
+    def _pushed(self, pushed: r.Pushed, message: lm.Push) -> None:
+        self._held.ways.pushed(pushed.worker, message.device, message.group, message.failure)
+        if message.held and message.shared and pushed.worker in self.members:
+            self._held.hold(pushed, message.tensors)
+            return
+        self._held.gone(pushed.worker)
+        self._handle(pushed)
+
+    def _look_at_held(self) -> None:
+        if self._rounds is None:
+            return
+        for pushed in self._held.look(self._rounds):
+            self._handle(pushed)
+        self._events += map(Told, self._held.ways.said())
 
     def _arrived(self, name: str, described: lm.ReplicaBuilt) -> None:
         if self._rounds is None:
@@ -277,6 +307,8 @@ class LoopSupervisor(WithoutAggregators):
         if complete or not step.awaited & set(self.alive):
             self._step = None
             self._events.append(step.report(self._rounds.ledger))
+            if step.exchange_s is not None:
+                self._held.ways.stepped(by_group=step.held, exchange_s=step.exchange_s)
 
     def _end_epoch(self) -> None:
         """Have a member evaluate when an epoch has ended and its last step is reported."""
@@ -338,6 +370,7 @@ class LoopSupervisor(WithoutAggregators):
             ledger = kind.restore(snapshot, incarnation=incarnation + 1)
             self._rounds = Rounds(ledger, held=True, view=view)
         self._exchange.clear()
+        self._held.clear()
         self._ends.begin(self._rounds.ledger.epoch)
         self._checkpointer.discard_requests()
         for name in self.alive:
@@ -405,12 +438,13 @@ class LoopSupervisor(WithoutAggregators):
         assert rounds.in_effect is not None
         step, epoch, view = action.step, rounds.ledger.epoch, rounds.view
         batch = rounds.in_effect.global_batch_size
-        averaged = self._exchange.average(step, action.contributions)
-        gradient_bytes = sum(array.nbytes for array in averaged.arrays.values())
+        formed, self._held.formed = self._held.formed, {}
+        averaged = self._exchange.average(step, action.contributions, formed)
+        gradient_bytes = sum(header.bytes for header in averaged.headers)
         may_lie = max(BEHIND_BYTES, BEHIND_STATES * self._state_bytes)
         rounds.behind_max = max(BEHIND_MIN, min(BEHIND_MAX, may_lie // max(1, gradient_bytes)))
         step_time_s = self._watch.timer.stepped(self._clock())
-        actions = rounds.handle(r.Averaged(step))
+        actions, held = rounds.handle(r.Averaged(step)), self._group > 0
         members: tuple[str, ...] = ()
         for published in actions:
             if isinstance(published, r.Publish):  # workers get the mean before any other message
@@ -419,7 +453,7 @@ class LoopSupervisor(WithoutAggregators):
                 self._publish(published, epoch, averaged, samples)
         self._report_step(complete=True)
         self._step = StepInReport(
-            step, epoch, view, action.contributions, step_time_s, averaged, batch, set(members)
+            step, epoch, view, action.contributions, step_time_s, averaged, batch, set(members), held
         )
         self._carry_out(actions)
 
@@ -429,6 +463,7 @@ class LoopSupervisor(WithoutAggregators):
         view, steps = self._steps_of_view
         self._steps_of_view = (rounds.view, steps + 1 if view == rounds.view else 1)
         compare = len(published.workers) > 1 and (published.over or self._steps_of_view[1] == COMPARED_AFTER)
+        self._group = self._held.next_step(rounds.members)
         mean = lm.MeanMessage(
             published.step,
             epoch,
@@ -440,6 +475,8 @@ class LoopSupervisor(WithoutAggregators):
             shared=averaged.shared,
             samples=samples,
             compare=compare,
+            reduced=averaged.reduced,
+            group=self._group,
         )
         frames = averaged.frames
         for worker in published.workers:
@@ -512,6 +549,7 @@ class LoopSupervisor(WithoutAggregators):
         ready = worker in self._workers.arrived
         self._workers.mark_lost(worker)
         self._ends.gone(worker)
+        self._held.gone(worker)
         crashed = cause is Cause.CRASHED
         lost = Refused(worker, reason) if refused else Lost(worker, reason, crashed=crashed, ready=ready)
         self._events.append(lost)
@@ -550,7 +588,7 @@ class LoopSupervisor(WithoutAggregators):
         rounds = self._rounds
         if rounds is None or self._paused:
             return
-        for overdue in self._watch.training(rounds):
+        for overdue in self._watch.training(rounds, self._held.holding):
             self._late(overdue)
         if rounds is self._rounds and not rounds.finishing and self._checkpointer.due(rounds.step):
             self._carry_out(rounds.want_state())

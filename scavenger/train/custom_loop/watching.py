@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from scavenger.elastic.liveness import HEARTBEAT_S
@@ -71,8 +71,12 @@ class LoopWatch:
             if self._workers.age_s(worker) > limit_s
         ]
 
-    def training(self, rounds: Rounds) -> list[Overdue]:
-        """Members that are silent, or have not done their part of the step in time."""
+    def training(self, rounds: Rounds, holding: Collection[str]) -> list[Overdue]:
+        """Members that are silent, or have not done their part of the step in time.
+
+        Args:
+            holding: Members that have computed their gradients, which the rounds do not know yet.
+        """
         now = self._clock()
         if self._in_doubt:
             for worker in self._workers.arrived:
@@ -92,6 +96,7 @@ class LoopWatch:
         if waited_s > limit_s:
             self.timer.restart(now)
             reason = f"did not do its part of step {rounds.step + 1} within {limit_s:.0f} s"
-            others = bool(set(rounds.members) - set(missing))
-            found += [Overdue(worker, reason, others=others) for worker in missing]
+            late = [name for name in missing if name not in holding]
+            others = bool(set(rounds.members) - set(late))
+            found += [Overdue(worker, reason, others=others) for worker in late]
         return found

@@ -21,6 +21,7 @@ from scavenger.domain.script import Script
 from scavenger.errors import TrainingCodeError
 from scavenger.sdk import loop as sdk
 from scavenger.sdk.loop_job import LoopJob
+from scavenger.sdk.process_groups import Groups
 from scavenger.sdk.script import ScriptRun
 from scavenger.train.custom_loop import messages as lm
 from scavenger.train.custom_loop.comparing import sums_of
@@ -64,6 +65,15 @@ class LoopLink:
         self._place = MEAN
         self._since = self._between_s = 0.0
         self._compare = False
+        self._groups: Groups | None = None
+        self._group = 0
+        """Number of the group for which gradients of this step are to be held."""
+        self._holds = False
+        self._request = 0
+        """Number of the `Reduce` that is being done; 0 for none."""
+        self._ended: zmq.Poller | None = None
+        """Waits for its end, or a message."""
+        self._pushed: lm.Push | None = None
         self._next: tuple[Any, list[bytes]] | None = None
         """A message that has come before it is waited for."""
         self.step = self.view = 0
@@ -126,26 +136,39 @@ class LoopLink:
     def push(self, part: sdk.Granted, tensors: dict[str, lm.Array]) -> sdk.Step:
         fail_here("worker.computed")
         took_s = time.monotonic() - self._since
-        shared = self._memory is not None and self._place != MEAN
-        headers, frames = (self._share(tensors), list[Any]()) if shared else lm.pack(tensors)
-        self._send(
-            lm.Push(
-                self.view,
-                self.step + 1,
-                part.shard,
-                part.attempt,
-                part.start,
-                part.stop,
-                headers,
-                shared,
-                took_s,
-            ),
-            frames,
+        headers, frames = (self._share(tensors), list[Any]()) if self._shares else lm.pack(tensors)
+        groups = self._groups
+        push = lm.Push(
+            self.view,
+            self.step + 1,
+            part.shard,
+            part.attempt,
+            part.start,
+            part.stop,
+            headers,
+            self._shares,
+            took_s,
+            held=self._holds,
+            device="" if groups is None else groups.device,
+            group=0 if groups is None else groups.made,
+            failure="" if groups is None else groups.failure,
         )
+        self._pushed = push
+        self._send(push, frames)
         fail_here("worker.pushed")
         mean, received = self._wait_for(lm.MeanMessage)
         self._since = time.monotonic()
         return self._decode_step(mean, received)
+
+    @property
+    def _shares(self) -> bool:
+        """Whether this worker has a place in the shared memory."""
+        return self._memory is not None and self._place != MEAN
+
+    def holds(self, groups: Groups) -> bool:
+        self._groups = groups
+        self._holds = self._shares and self._group > 0 and groups.made == self._group and not groups.failure
+        return self._holds
 
     def _share(self, tensors: dict[str, lm.Array]) -> tuple[lm.TensorHeader, ...]:
         """Write arrays to the shared memory; returns their headers."""
@@ -172,7 +195,8 @@ class LoopLink:
         sums = None
         if self._compare and self._state is not None:
             sums, now = sums_of(self._state()), time.monotonic()
-        self._send(lm.Stepped(self.step, epoch, samples, loss, update_s, sums))
+        exchange_s = 0.0 if self._groups is None or not samples else self._groups.exchange_s
+        self._send(lm.Stepped(self.step, epoch, samples, loss, update_s, sums, exchange_s))
         self._since = now
         # what is done between two epochs, as a schedule's step, belongs to the state that is asked for there
         while not over and not self._next and self._socket.socket.poll(0):
@@ -193,11 +217,13 @@ class LoopLink:
         return Beat(step=self.step, view=self.view)
 
     def _decode_step(self, mean: lm.MeanMessage, frames: list[bytes]) -> sdk.Step:
-        self.view, self._compare = mean.view, mean.compare
+        self.view, self._compare, self._group = mean.view, mean.compare, mean.group
         if mean.shared and self._memory is not None:
             tensors = self._memory.arrays(mean.place, mean.tensors)
         else:
             tensors = lm.unpack(mean.tensors, frames)
+        if mean.reduced:
+            tensors = {name: array for name, array in tensors.items() if name.startswith(sdk.STATISTICS)}
         return sdk.Step(
             mean.step,
             mean.over,
@@ -220,7 +246,9 @@ class LoopLink:
             return event
 
     def _receive(self) -> tuple[lm.LoopMessage, list[bytes]] | None:
-        """Receive one message; returns None if it has been handled."""
+        """Receive one message; returns None if it has been handled, or none has come."""
+        if self._request and not self._reduced():
+            return None
         body, *frames = self._socket.socket.recv_multipart()
         message = lm.decode(body)
         match message:
@@ -232,10 +260,50 @@ class LoopLink:
             case lm.Evaluate():
                 self._send(self._evaluated(message.epoch))
                 return None
+            case lm.MakeGroup() if self._groups is not None:
+                self._groups.make(message.number, message.rank, message.size, message.file, message.limit_s)
+                return None
+            case lm.Reduce() if self._groups is not None:
+                self._reduce(self._groups, message)
+                return None
+            case lm.GiveGradients() if self._groups is not None:
+                self._give(self._groups)
+                return None
             case lm.GrantMessage() | lm.MeanMessage() | lm.OverMessage() | lm.StartMessage():
                 return message, frames
             case _:
                 return None
+
+    def _reduce(self, groups: Groups, message: lm.Reduce) -> None:
+        """Begin to form the mean with the others."""
+        fail_here("worker.reducing")
+        self._ended = zmq.Poller()
+        self._ended.register(self._socket.socket, zmq.POLLIN)
+        self._ended.register(groups.reduce(message.share), zmq.POLLIN)
+        self._request = message.request
+
+    def _reduced(self) -> bool:
+        """Wait until the mean is formed, and tell the result, or until a message has come; returns whether one has."""
+        assert self._ended is not None
+        assert self._groups is not None
+        there = dict(self._ended.poll())
+        if self._socket.socket in there:
+            return True
+        fail_here("worker.reduced")
+        found, request, self._request = self._groups.reduced(), self._request, 0
+        self._send(
+            lm.Reduced(request, found.own_sqnorm, found.sqnorm, found.own_bad, found.bad, found.failure)
+        )
+        return False
+
+    def _give(self, groups: Groups) -> None:
+        """Push the gradients, as one of the others is lost, or something else than the group needs them."""
+        assert self._pushed is not None
+        if self._request:
+            self._request = 0
+            groups.drop()
+        groups.give()
+        self._send(msgspec.structs.replace(self._pushed, held=False))
 
     def _donate(self, place: int) -> None:
         """Send the replica, or put it where the worker that joins reads it, so that nothing waits behind it."""

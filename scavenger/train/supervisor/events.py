@@ -19,6 +19,7 @@ __all__ = [
     "Refused",
     "RolledBack",
     "Started",
+    "Told",
     "Warned",
 ]
 
@@ -48,6 +49,13 @@ class Leaving:
 @dataclass(frozen=True, slots=True)
 class Warned:
     """A problem occurred that does not end the job."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Something was decided that the user may want to know."""
 
     message: str
 
@@ -96,6 +104,7 @@ Event = (
     | Refused
     | Recovered
     | RolledBack
+    | Told
     | Warned
     | m.SamplesQuarantined
 )
