@@ -62,7 +62,12 @@ ClusterOption = Annotated[
     ),
 ]
 LeasesOption = Annotated[
-    str, typer.Option("--lease-namespace", metavar="NAME", help="With --in: where the operator's leases are.")
+    str | None,
+    typer.Option(
+        "--lease-namespace",
+        metavar="NAME",
+        help="With --in: where its operator's leases are. Default: scavenger-system.",
+    ),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Answer every question with yes.")]
 AuditOption = Annotated[

@@ -78,7 +78,10 @@ def _pools(place: str, namespace: str) -> dict[str, PoolStanding]:
         raise ConfigurationError(f"--in {error}") from None
     if not infra.capabilities.pods:
         raise ConfigurationError(f"--in must be a cluster, as kubernetes or kubernetes/CONTEXT, not {infra}")
-    api = open_api_server(infra)
+    try:
+        api = open_api_server(infra)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--in {infra}: {str(error).removeprefix('infra: ')}") from None
     from scavenger.cloud.kubernetes.elastic_jobs import Cluster
     from scavenger.control.cluster.pooling import standing_pools
 

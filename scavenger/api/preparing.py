@@ -29,7 +29,9 @@ def job_file_path(text: str) -> Path:
     """
     path = Path(text.strip())
     if "\0" in text or not path.is_absolute() or path.suffix not in (".yaml", ".yml"):
-        raise ConfigurationError("job_file must be the absolute path of a .yaml file on the server's machine")
+        raise ConfigurationError(
+            f"{text.strip()!r} is no job file: one is a .yaml file, by its absolute path on the server's machine"
+        )
     return path
 
 

@@ -141,7 +141,10 @@ def test_tables_fit_a_terminal(shared: Store, capsys: pytest.CaptureFixture[str]
             "--in must be a cluster, as kubernetes or kubernetes/CONTEXT, not gcp/us-central1",
         ),
         ("kubernets", "--in must be "),
-        ("kubernetes/nowhere", "no file|No configuration found.*kubectl config get-contexts"),
+        (
+            "kubernetes/nowhere",
+            "error: --in kubernetes/nowhere: .*No configuration.*`kubectl config get-contexts`",
+        ),
     ],
 )
 @pytest.mark.parametrize("command", [["pool"], ["pool", "explain", "waits"]])
@@ -157,6 +160,8 @@ def test_a_cluster_that_cannot_be_asked_is_one_line(
     assert main([*command, "--in", place]) == ConfigurationError.exit_code
     told = capsys.readouterr().err
     assert re.search(words, " ".join(told.split())), told
+    assert main([*command, "--lease-namespace", "a"]) == ConfigurationError.exit_code
+    assert "--lease-namespace is of a cluster: give --in" in capsys.readouterr().err
 
 
 def test_a_job_is_told_whose_slots_it_would_take(shared: Store, capsys: pytest.CaptureFixture[str]) -> None:

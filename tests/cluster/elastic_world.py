@@ -235,6 +235,25 @@ class ElasticWorld:
         else:
             rights.create_namespaced_role_binding(self.namespace, body)
 
+    def add_viewer(self, name: str, *roles: str) -> Path:
+        """A kubeconfig of an account with these roles of `deploy/kubernetes`, that may list pods besides."""
+        self.core.create_namespaced_service_account(self.namespace, {"metadata": {"name": name}})
+        files = ("rights.yaml", "bindings.yaml")
+        given = [one for file in files for one in YAML(typ="safe").load_all((DEPLOY / file).read_text())]
+        rules = [rule for one in given if one["metadata"]["name"] in roles for rule in one["rules"]]
+        rules.append({"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]})
+        rights = client.RbacAuthorizationV1Api(self.core.api_client)
+        rights.create_namespaced_role(self.namespace, {"metadata": {"name": name}, "rules": rules})
+        rights.create_namespaced_role_binding(
+            self.namespace,
+            {
+                "metadata": {"name": name},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+                "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": self.namespace}],
+            },
+        )
+        return self.plane.kubeconfig(*account(self.namespace, name))
+
     # ---- the operator ---------------------------------------------------------------------------------------
 
     def start_operator(self) -> subprocess.Popen[bytes]:

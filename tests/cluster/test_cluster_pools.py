@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +14,7 @@ from typing import Any
 import pytest
 from elastic_world import ElasticWorld, PodRunner, until
 from kubernetes.client.exceptions import ApiException
-from machines import Machines
+from machines import ROOT, Machines
 from sleeping_loop import SLEEPING_LOOP
 from test_cluster_replicas import Leaders, kill_the_one_that_acts
 
@@ -116,6 +120,7 @@ def test_jobs_of_a_pool_grow_shrink_and_wait_for_each_other_and_for_a_node(world
         assert (shown["short"]["Phase"], shown["short"]["Share"]) == ("Waiting", 0), shown
         assert shown["short"]["Waits"].startswith(waits), shown
 
+        is_shown_to_who_may_read_it(world)
         until(lambda: world.status("third").get("phase") == "Succeeded", WITHIN_S, what="the third one ends")
         trains(world, long=3, short=3)
         until(lambda: world.status("short")["step"] > step, WITHIN_S, what="it goes on where it was")
@@ -152,6 +157,57 @@ def trains(world: ElasticWorld, **workers: int) -> None:
     except AssertionError as error:
         said = {name: world.status(name) for name in workers}
         raise AssertionError(f"{error}: {said}\n{world.operator_log()[-6000:]}") from error
+
+
+def is_shown_to_who_may_read_it(world: ElasticWorld) -> None:
+    """`scavenger pool`, by the rights of an account of its own."""
+    viewer = world.add_viewer("viewer", "scavenger-pools", "scavenger-view")
+    stranger = world.add_viewer("stranger", "scavenger-view")
+
+    def scavenger(kubeconfig: Path, *arguments: str) -> tuple[int, str]:
+        place = ("--in", "kubernetes/tests", "--lease-namespace", world.namespace)
+        done = subprocess.run(
+            [sys.executable, "-m", "scavenger_cli", "pool", *arguments, *place],
+            env={
+                **os.environ,
+                "KUBECONFIG": str(kubeconfig),
+                "COLUMNS": "200",
+                "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'cli'}",
+            },
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    code, text = scavenger(viewer, "-o", "json")
+    assert code == 0, text
+    [pool] = json.loads(text)["pools"]
+    assert (pool["name"], pool["policy"], pool["slots"], pool["usd_per_slot_hour"]) == (
+        "shared",
+        "even",
+        SLOTS,
+        None,
+    )
+    jobs = {one["name"]: one for one in pool["jobs"]}
+    assert {name: (one["slots"], one["state"]) for name, one in jobs.items()} == {
+        "long": (3, "training"),
+        "short": (0, "waiting"),
+        "third": (3, "training"),
+    }
+    code, text = scavenger(viewer)
+    assert code == 0, text
+    assert f"Pool shared: {SLOTS} slots, shared out by even; 0 free" in text
+    code, text = scavenger(viewer, "explain", "short")
+    assert code == 0, text
+    assert text.startswith("short (")
+    code, text = scavenger(viewer, "explain", "nobody")
+    assert code != 0
+    assert "no ElasticJob 'nobody' has or awaits a share of shared; `kubectl get ejob` lists them" in text
+    code, text = scavenger(stranger)
+    assert code != 0
+    assert text.count("\n") == 1, text
+    assert "cannot list resource" in text
 
 
 def drain(world: ElasticWorld, node: str) -> None:

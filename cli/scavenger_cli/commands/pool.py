@@ -55,14 +55,14 @@ def show(
     context: typer.Context,
     name: Annotated[str | None, typer.Option("--name", metavar="POOL", help="Only this pool.")] = None,
     cluster: ClusterOption = None,
-    leases: LeasesOption = LEASES,
+    leases: LeasesOption = None,
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Show the pools of slots that jobs share: who has how many, what comes, and why."""
     if context.invoked_subcommand is not None:
         return 0
-    if cluster is not None:
-        answer = show_cluster_pools(cluster, leases)
+    if (at := _asked(cluster, leases)) is not None:
+        answer = show_cluster_pools(*at)
     else:
         with open_source(None) as source:
             answer = pools.show_pools(source)
@@ -77,6 +77,13 @@ def show(
     for number, one in enumerate(found):
         console.emit(*(("",) if number else ()), *pool_text(one))
     return 0
+
+
+def _asked(cluster: str | None, leases: str | None) -> tuple[str, str] | None:
+    """The cluster whose pools are asked for, and the namespace of their leases; None for those of a store or server."""
+    if cluster is None and leases is not None:
+        raise ConfigurationError("--lease-namespace is of a cluster: give --in kubernetes/CONTEXT, too")
+    return None if cluster is None else (cluster, leases or LEASES)
 
 
 def pool_text(one: pools.SharedPool) -> Iterator[RenderableType]:
@@ -195,13 +202,13 @@ def apart(one: pools.SharedPool) -> Iterator[RenderableType]:
 def explain(
     job: RunningJob,
     cluster: ClusterOption = None,
-    leases: LeasesOption = LEASES,
+    leases: LeasesOption = None,
     store_url: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Say what one slot more or less is worth to a job, and who has the slots that it would take."""
-    if cluster is not None:
-        found = explain_cluster_share(cluster, leases, job)
+    if (at := _asked(cluster, leases)) is not None:
+        found = explain_cluster_share(*at, job)
     else:
         with open_source(store_url) as source:
             found = pools.explain_share(source, job)
