@@ -48,8 +48,7 @@ class SearchPlan:
         strategy: The strategy that is used: `full`, `partial`, `extremes`, `none` or `universal`.
         reason: Why this strategy, in one sentence.
         configurations: Configurations in order; if `points` is larger than their number, the first ones.
-        steps_per_configuration: Undisturbed steps of each. The first may take more: it lasts until the gradient
-            noise has settled.
+        steps_per_configuration: Most undisturbed steps of each.
         points: Highest number of configurations; those after `configurations` follow from what is measured.
     """
 

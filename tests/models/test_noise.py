@@ -19,7 +19,6 @@ from scavenger.models.noise import (
     READING_LOG_SD,
     Ewma,
     NoiseReading,
-    NoiseStability,
     NoiseTracker,
     SuccessiveGradients,
     critical_batch_from_noise,
@@ -144,54 +143,6 @@ def test_the_average_of_a_constant_is_that_constant_from_the_first_value_on(
         average = average.update(value)
 
     assert average.value == pytest.approx(value, rel=1e-9, abs=1e-9)
-
-
-def steps_until_ended(log_noise: np.ndarray) -> int:
-    test = NoiseStability()
-    for step, value in enumerate(log_noise.tolist(), start=1):
-        test = test.update(step_record(step, math.exp(value), 1.0))
-        if test.ended:
-            return step
-    raise AssertionError("never ended")
-
-
-def test_steady_noise_ends_the_cold_start_soon() -> None:
-    rng = np.random.default_rng(3)
-    ends = [steps_until_ended(rng.normal(0.5, 0.1, 200)) for _ in range(50)]
-
-    assert min(ends) >= 20
-    assert np.median(ends) <= 30
-
-
-def test_drifting_noise_is_waited_for() -> None:
-    rng = np.random.default_rng(4)
-    rising = np.minimum(np.arange(200) / 60.0, 1.0)
-    ends = [steps_until_ended(rising + rng.normal(0.0, 0.05, 200)) for _ in range(50)]
-
-    assert np.median(ends) > 60
-    assert steps_until_ended(np.arange(200) / 50.0) == 200
-
-
-def test_noise_that_is_not_measured_is_not_waited_for() -> None:
-    test = NoiseStability(steps_min=3, steps_max=50)
-    for step in range(3):
-        assert not test.ended
-        test = test.update(step_record(step, 1.0, 1.0, parts=0))
-
-    assert test.ended
-    assert "not measured" in test.reason
-
-
-def test_steps_without_noise_end_the_cold_start_at_the_limit() -> None:
-    test = NoiseStability(steps_min=2, steps_max=5).update(step_record(0, 2.0, 1.0))
-    for step in range(1, 4):
-        test = test.update(step_record(step, 1.0, 1.0, parts=0))
-        assert not test.ended
-    test = test.update(step_record(5, 1.0, 1.0, parts=0))
-
-    assert test.ended
-    assert not test.settled
-    assert "too few" in test.reason
 
 
 # --- growth over a run ------------------------------------------------------------------------------------------

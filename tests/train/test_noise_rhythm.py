@@ -52,22 +52,6 @@ def test_another_batch_size_is_measured_at_once_and_the_same_one_is_not() -> Non
     assert not rhythm.is_due(64)
 
 
-def test_while_the_noise_moves_every_step_of_the_cold_start_is_measured() -> None:
-    moving, still = NoiseRhythm(), NoiseRhythm()
-    for step in range(150):
-        assert moving.is_due(32)
-        moving.took(1.0, 1.0, math.exp(0.01 * step))
-    for step in range(AT_FIRST + 1):
-        due = still.is_due(32)
-        still.took(1.0, float(due), 2.0 + 0.5 * (step % 2) if due else 0.0)
-
-    assert not still.is_due(32)
-    moving.is_due(64)  # the job has gone on: nobody awaits it any more
-    for _ in range(AT_EACH):
-        moving.took(1.0, 1.0, 2.0)
-    assert not moving.is_due(64)
-
-
 def test_where_nothing_could_be_measured_it_is_tried_again() -> None:
     rhythm = NoiseRhythm()
     for _ in range(3 * AT_FIRST):

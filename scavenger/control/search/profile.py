@@ -13,7 +13,6 @@ from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.job import ProfileSpec
 from scavenger.domain.measurement import Measurement
 from scavenger.domain.report import PhaseChanged, Profiled
-from scavenger.models.noise import NoiseStability
 from scavenger.presentation.formatting import plural
 from scavenger.search.plan import SearchPlan, next_configuration
 from scavenger.search.replan import worth_repeating
@@ -146,18 +145,19 @@ def _measured(
     ):
         return None
     begin = trainer.step
-    wanted = _Enough(
-        trainer, configuration, begin, steps or search.plan.steps_per_configuration, settle=not search.tried
-    )
+    most = steps or search.plan.steps_per_configuration
     history, samples_each = trainer.history, configuration.local_batch_size
 
-    def too_many() -> bool:
-        """Whether its samples do not fit, and a step in parts has shown how few may."""
-        return not history.fits(samples_each) and trainer.step > begin
+    def ended() -> bool:
+        """Whether its median is known, its samples do not fit, or lost workers were not replaced."""
+        if trainer.wanted < configuration.workers or give_up():
+            return True
+        if not history.fits(samples_each) and trainer.step > begin:
+            return True  # a step in parts has shown how few may
+        window = history.window(configuration, begin)
+        return len(window) >= most or is_known(window)
 
-    trainer.until(lambda: wanted.reached() or give_up() or too_many())
-    if unsettled := wanted.unsettled:
-        trainer.note(f"profiling goes on though the {unsettled}")
+    trainer.until(ended)
     window = history.window(configuration, begin)
     if not window or not history.fits(samples_each):
         return None
@@ -232,42 +232,3 @@ def next_to_profile(search: Search, space: SearchSpace, trainer: Trainer) -> Con
         too_many=trainer.history.too_many,
         favourite=search.favourite,
     )
-
-
-class _Enough:
-    """Checks whether a configuration has been run for long enough.
-
-    Args:
-        settle: Also wait for the gradient noise to settle, as at the start of a training.
-    """
-
-    def __init__(
-        self, trainer: Trainer, configuration: Configuration, begin: int, steps: int, *, settle: bool
-    ) -> None:
-        self._trainer, self._configuration, self._begin, self._steps = trainer, configuration, begin, steps
-        self._seen = begin
-        self._stability = (
-            NoiseStability(steps_min=steps, steps_max=max(steps, NoiseStability().steps_max))
-            if settle
-            else None
-        )
-
-    @property
-    def unsettled(self) -> str:
-        """Why waiting ended before the gradient noise settled; empty if it settled or was not waited for."""
-        noise = self._stability
-        return noise.reason if noise is not None and noise.ended and not noise.settled else ""
-
-    def reached(self) -> bool:
-        """Whether there are enough undisturbed steps, or no more can come because lost workers were not replaced."""
-        trainer = self._trainer
-        if trainer.wanted < self._configuration.workers:
-            return True
-        if self._stability is not None:
-            for record in trainer.history.steps_since(self._seen):
-                self._stability = self._stability.update(record)
-            self._seen = trainer.step
-            if not self._stability.ended:
-                return False
-        window = trainer.history.window(self._configuration, self._begin)
-        return len(window) >= self._steps or is_known(window)

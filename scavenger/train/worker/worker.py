@@ -406,7 +406,7 @@ class Worker:
         waited = self._samples.waited_s - waited_before
         compute_s = time.perf_counter() - started - waited - noise_s
         if view.workers == 1:
-            self._rhythm.took(compute_s, noise_s, half_sqnorm / sqnorm if sqnorm > 0.0 else 0.0)
+            self._rhythm.took(compute_s, noise_s)
         fail_here("worker.computed")
         contribution = m.Contributed(
             view=view.number,
