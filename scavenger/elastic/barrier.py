@@ -228,16 +228,18 @@ class Barrier:
         return []
 
     def _contribution(self, event: st.Contribution) -> list[st.Instruction]:
-        if refusal := self._refusal(event, BarrierPhase.STEP, self.step + 1):
-            return [refusal]
-        piece = self._pieces.of(event.worker, event.piece)
-        assert piece is not None
-        if self._pieces.report(piece.number, event.aggregator):
+        piece = self._awaited(event, BarrierPhase.STEP, self.step + 1)
+        if isinstance(piece, st.Refuse):
+            return [piece]
+        pieces = self._pieces
+        if pieces.report(piece.number, event.aggregator):
             assert self.view is not None
             self._inquiry.passed(self.view, self.step + 1, piece.share)
-        if self._pieces.reported:
+        if pieces.reported:
             self.migration.results_complete()
-        return self._begin_apply() if self._complete else self._order()
+            if self._complete:
+                return self._begin_apply()
+        return self._order()
 
     def _formed(self, event: st.Formed) -> list[st.Instruction]:
         if self.phase is not BarrierPhase.STEP or self.view is None:
@@ -287,8 +289,9 @@ class Barrier:
         return migrated + (self._ask() if self._asks_each else self._begin_step())
 
     def _evaluated(self, event: st.PieceEvaluated) -> list[st.Instruction]:
-        if refusal := self._refusal(event, BarrierPhase.EVALUATE, self.step):
-            return [refusal]
+        piece = self._awaited(event, BarrierPhase.EVALUATE, self.step)
+        if isinstance(piece, st.Refuse):
+            return [piece]
         self._pieces.finish(event.piece)
         return self._summarise() if self._pieces.complete else []
 
@@ -473,15 +476,18 @@ class Barrier:
             return []
         return [st.Sum(self._plan, self.view, self._pieces.by_samples, self._summariser)]
 
-    def _refusal(
+    def _awaited(
         self, event: st.Contribution | st.PieceEvaluated, phase: BarrierPhase, step: int
-    ) -> st.Refuse | None:
-        if self.view is None or self.phase is not phase:
+    ) -> Piece | st.Refuse:
+        """Return the piece that an event is about, or why it is refused."""
+        view = self.view
+        if view is None or self.phase is not phase:
             return st.Refuse(event.worker, f"not awaited in phase {self.phase.value}")
-        if event.view != self.view.number or event.step != step:
+        if event.view != view.number or event.step != step:
             return st.Refuse(
-                event.worker, f"view {event.view} step {event.step}, not view {self.view.number} step {step}"
+                event.worker, f"view {event.view} step {event.step}, not view {view.number} step {step}"
             )
-        if self._pieces.of(event.worker, event.piece) is None:
+        piece = self._pieces.of(event.worker, event.piece)
+        if piece is None:
             return st.Refuse(event.worker, f"piece {event.piece} of step {event.step} is no longer its own")
-        return None
+        return piece

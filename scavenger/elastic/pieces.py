@@ -25,6 +25,7 @@ class Pieces:
     it, in its own memory or in the sums of the whole list of pieces. It is *outstanding* if it is open and was ordered.
 
     Attributes:
+        aggregators: The aggregators that must have a piece.
         number: Number of the list of pieces; it grows whenever the list changes.
 
     Args:
@@ -32,22 +33,22 @@ class Pieces:
     """
 
     def __init__(self, aggregators: Iterable[int]) -> None:
-        self._aggregators = frozenset(aggregators)
         self._made = 0
+        self._take_part(aggregators)
         self._orphans: list[Share] = []
         self._all: dict[int, Piece] = {}
         self._open: dict[int, Piece] = {}
-        self._held: dict[int, set[int]] = {}
+        # sets of aggregators, a bit for each: there is one for every piece, which is looked at with every report
+        self._held: dict[int, int] = {}
+        self._formed = 0
         self._reported: set[int] = set()
-        self._formed: set[int] = set()
         self.number = 0
         self._withheld: dict[int, Piece] = {}
         self._slots_used: dict[str, int] = {}
 
-    @property
-    def aggregators(self) -> frozenset[int]:
-        """The aggregators that must have a piece."""
-        return self._aggregators
+    def _take_part(self, aggregators: Iterable[int]) -> None:
+        self.aggregators = frozenset(aggregators)
+        self._wanted = _bits(self.aggregators)
 
     @property
     def all(self) -> tuple[Piece, ...]:
@@ -71,7 +72,7 @@ class Pieces:
 
     def held_by(self, aggregator: int) -> tuple[int, ...]:
         """Return the numbers of the pieces that an aggregator has in its memory."""
-        return tuple(number for number in self._all if aggregator in self._held[number])
+        return tuple(number for number in self._all if self._held[number] >> aggregator & 1)
 
     @property
     def awaited(self) -> tuple[Piece, ...]:
@@ -116,70 +117,76 @@ class Pieces:
             self._orphans = [share for share in shares if share.samples]
             return
         for share, member in zip(shares, members, strict=True):
-            if share.samples:
-                self.give(share, member)
+            if share.start < share.stop:
+                self._give(share, member)
 
-    def give(self, share: Share, member: Member) -> None:
+    def _give(self, share: Share, member: Member) -> None:
         """Make a piece of a share, and give it to a member."""
-        used = self._slots_used.get(member.worker, 0)
-        self._slots_used[member.worker] = used + 1
-        self._made += 1
-        piece = Piece(self._made, share, member.worker, member.slot + used)
-        self._all[piece.number] = self._open[piece.number] = self._withheld[piece.number] = piece
-        self._held[piece.number] = set()
-        self._change()
+        worker, used = member.worker, self._slots_used.get(member.worker, 0)
+        self._slots_used[worker] = used + 1
+        number = self._made = self._made + 1
+        self._all[number] = self._open[number] = self._withheld[number] = Piece(
+            number, share, worker, member.slot + used
+        )
+        self._held[number] = 0
 
     def report(self, number: int, aggregator: int | None) -> bool:
         """Record that a piece was computed, and which aggregator has it in its memory; returns whether that is new."""
         if aggregator is not None:
-            self._held[number].add(aggregator)
+            self._held[number] |= 1 << aggregator
         new = number not in self._reported
         self._reported.add(number)
-        self._close([number])
+        if self._is_had(number):
+            self._open.pop(number, None)
         return new
 
     def form(self, aggregator: int) -> None:
         """Record that an aggregator has formed the sums of the list."""
-        self._formed.add(aggregator)
-        self._close(list(self._open))
+        self._formed |= 1 << aggregator
+        self._close()
 
     @property
     def unformed(self) -> tuple[int, ...]:
         """The aggregators that have not formed the sums of the list."""
-        return tuple(sorted(self._aggregators - self._formed))
+        return tuple(index for index in sorted(self.aggregators) if not self._formed >> index & 1)
 
-    def _close(self, numbers: list[int]) -> None:
-        for number in numbers:
-            if number in self._reported and self._aggregators <= self._held[number] | self._formed:
-                self._open.pop(number, None)
+    def _is_had(self, number: int) -> bool:
+        """Whether every aggregator has a piece."""
+        return not self._wanted & ~(self._held[number] | self._formed)
+
+    def _close(self) -> None:
+        self._open = {
+            number: piece
+            for number, piece in self._open.items()
+            if number not in self._reported or not self._is_had(number)
+        }
 
     def _change(self) -> None:
         """Begin another list: sums of the one before do not count, so only memory holds what was computed."""
         self.number += 1
         if self._formed:
-            self._formed.clear()
+            self._formed = 0
             self._reopen()
 
     def _reopen(self) -> None:
         self._open = dict(self._all)
-        self._close(list(self._open))
+        self._close()
 
     def share_out(self, aggregators: Iterable[int]) -> None:
         """Go on with other aggregators, or with others of their parts of the model: all sums begin again."""
-        self._aggregators = frozenset(aggregators)
+        self._take_part(aggregators)
         self._change()
         self._reopen()
 
     def finish(self, number: int) -> None:
         """Record that a piece is complete."""
-        for aggregator in self._aggregators:
+        for aggregator in self.aggregators:
             self.report(number, aggregator)
 
     def loses(self, gone: Callable[[str], bool]) -> bool:
         """Whether some aggregator lacks a piece in its memory whose worker is gone."""
         return any(
-            gone(piece.worker) and not self._aggregators <= self._held[piece.number]
-            for piece in self._all.values()
+            gone(piece.worker) and self._wanted & ~self._held[piece.number] for piece in self._all.values()
         )
 
     def withdraw(self, gone: Callable[[str], bool]) -> dict[str, list[Piece]]:
@@ -220,11 +227,12 @@ class Pieces:
         for share, alone in parts:
             if alone:
                 # to the first of those with the fewest pieces in this step
-                self.give(share, min(members, key=lambda member: self._slots_used.get(member.worker, 0)))
+                self._give(share, min(members, key=lambda member: self._slots_used.get(member.worker, 0)))
                 continue
             for part, member in zip(split(share.start, share.samples, len(members)), members, strict=True):
                 if part.samples:
-                    self.give(part, member)
+                    self._give(part, member)
+        self._change()
 
     @property
     def withholds(self) -> bool:
@@ -238,14 +246,20 @@ class Pieces:
             one_by_one: Whether a worker's next piece waits until it has reported all that were ordered. Then a death
                 can only be due to the one that was not, even if the results of earlier ones were lost with the worker.
         """
-        computing = (piece for piece in self.outstanding if piece.number not in self._reported)
-        busy = {piece.worker for piece in computing} if one_by_one else set()
+        if not one_by_one:
+            every = list(self._withheld.values())
+            self._withheld.clear()
+            return every
+        busy = {piece.worker for piece in self.outstanding if piece.number not in self._reported}
         due: list[Piece] = []
         for piece in self._withheld.values():
             if piece.worker not in busy:
                 due.append(piece)
-            if one_by_one:
-                busy.add(piece.worker)
+            busy.add(piece.worker)
         for piece in due:
             del self._withheld[piece.number]
         return due
+
+
+def _bits(indices: Iterable[int]) -> int:
+    return sum(1 << index for index in indices)

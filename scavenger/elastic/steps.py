@@ -170,7 +170,7 @@ class Expect:
     map: BucketMap
 
 
-class Proceed(msgspec.Struct, frozen=True):
+class Proceed(msgspec.Struct, frozen=True, gc=False):
     """Tell a worker that the weights of `step` can be read, and what to do with them.
 
     `action`: `train` (compute the pieces of `step + 1`), `evaluate` (the pieces of the validation data),

@@ -20,7 +20,7 @@ SIZE = 40
 def test_pieces_are_ordered_at_once_or_one_by_one_for_each_worker() -> None:
     pieces, members = Pieces([0]), (Member("w0", 0), Member("w1", SLOTS_PER_WORKER))
     pieces.cut((Share(0, 2), Share(2, 4)), members)
-    pieces.give(Share(4, 6), members[0])
+    pieces.divide([(Share(4, 6), True)], members[:1])
 
     assert [piece.worker for piece in pieces.order(one_by_one=True)] == ["w0", "w1"]
     assert pieces.order(one_by_one=True) == []
@@ -28,7 +28,7 @@ def test_pieces_are_ordered_at_once_or_one_by_one_for_each_worker() -> None:
     [third] = pieces.order(one_by_one=True)
     assert third.share == Share(4, 6)
 
-    pieces.give(Share(6, 8), members[0])
+    pieces.divide([(Share(6, 8), True)], members[:1])
     assert [piece.share for piece in pieces.order(one_by_one=False)] == [Share(6, 8)]
     assert pieces.open == pieces.outstanding
 

@@ -70,6 +70,7 @@ class Sequencer:
     ) -> None:
         self._shard, self._barrier = shard, barrier
         self._left_out = LeftOut(shard.layout.manifest, seed, quarantined)
+        self._aggregators = shard.layout.aggregators
         self._to_aggregator, self._report = to_aggregator, report
         self._expect_here, self._apply_here = expect, apply
         self._checkpoints = Checkpointing(
@@ -135,8 +136,7 @@ class Sequencer:
             case m.Contributed() if message.rows and not self._shard.layout.accepts(message.rows):
                 print(f"refused {peer}: rows that do not fit into a slot", flush=True)
             case m.Contributed():
-                count, taking_part = self._shard.layout.aggregators, self._barrier.participants
-                for aggregator in _in_turn(message.held, count, taking_part):
+                for aggregator in _in_turn(message.held, self._aggregators, self._barrier.participants):
                     self._contributed(peer, message, aggregator)
             case m.Evaluation():
                 try:
@@ -222,16 +222,19 @@ class Sequencer:
             self._step.contributed(message)
             if aggregator is not None:
                 fail_here("aggregator.received")
-        self._carry_out(follows)
+        if follows:
+            self._carry_out(follows)
 
     def _handle(self, event: st.Event) -> None:
         self._carry_out(self._barrier.handle(event))
 
     def _carry_out(self, instructions: Sequence[st.Instruction]) -> None:
-        terms = None
+        terms, action = None, ""
         for instruction in instructions:
             if isinstance(instruction, st.Proceed):
-                terms = terms or self._terms(instruction.step)
+                if terms is None or instruction.action != action:
+                    terms, action = self._terms(instruction.step), instruction.action
+                    self._timer.ordered(action)
                 self._proceed(instruction, terms)
                 continue
             terms = None
@@ -380,7 +383,6 @@ class Sequencer:
         return Terms(self._left_out.samples, self._barrier.suspicious, self._shard.loss_scale(step), settled)
 
     def _proceed(self, instruction: st.Proceed, terms: Terms) -> None:
-        self._timer.ordered(instruction.action)
         if self._step.is_new(instruction.pieces):
             self._timer.progressed()
         self._workers.order(instruction, terms)

@@ -5,12 +5,29 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from scavenger.elastic import steps as st
 from scavenger.elastic.view import Piece
 from scavenger.train.transport.messages.data import ApplyPart, Contributed, PartApplied, SumsFormed
 from scavenger.train.transport.messages.reports import StepReport
 from scavenger.train.transport.messages.values import RowCounts
+
+
+class _Computed(NamedTuple):
+    """What workers have contributed to some pieces.
+
+    Attributes:
+        samples: Their samples.
+        loss: The mean loss over the samples.
+        finite: Whether the loss and all gradients are finite.
+    """
+
+    pieces: tuple[Piece, ...]
+    contributions: list[Contributed]
+    samples: int
+    loss: float
+    finite: bool
 
 
 class StepInProgress:
@@ -26,6 +43,7 @@ class StepInProgress:
         self._formed: dict[int, tuple[SumsFormed, float]] = {}
         self._ordered: set[int] = set()
         self._contributions: dict[int, Contributed] = {}
+        self._known: _Computed | None = None
         self._apply: st.Apply | None = None
         self._order: ApplyPart | None = None
         self._applied: dict[int, PartApplied] = {}
@@ -33,14 +51,15 @@ class StepInProgress:
     def is_new(self, pieces: Iterable[Piece]) -> bool:
         """Record the pieces of orders to workers; returns whether one of them was not ordered before."""
         before = len(self._ordered)
-        self._ordered.update(piece.number for piece in pieces)
+        for piece in pieces:
+            self._ordered.add(piece.number)
         return len(self._ordered) > before
 
     def contributed(self, message: Contributed) -> None:
         """Record the contribution of a piece."""
         if message.piece not in self._contributions:
             self._contributed_at = self._clock()
-        self._contributions[message.piece] = message
+        self._contributions[message.piece], self._known = message, None
 
     def formed(self, message: SumsFormed) -> None:
         """Record that an aggregator has formed the sums of a list of pieces; a repetition changes nothing."""
@@ -57,7 +76,7 @@ class StepInProgress:
         self, instruction: st.Apply, *, lr_scale: float, best_step: int = 0, schedule_step: int | None = None
     ) -> bool:
         """Begin to apply the step; returns False if that was begun before."""
-        contributions = self._of(instruction.pieces)
+        contributions = self._of(instruction.pieces).contributions
         held, taking_part = tuple(each.held for each in contributions), {*instruction.map.participants}
         order = ApplyPart(
             step=instruction.plan.step,
@@ -110,23 +129,29 @@ class StepInProgress:
         """Forget the step, which was reported."""
         self.abandon()
         self._contributions.clear()
+        self._known = None
         self._ordered.clear()
         self._formed.clear()
 
     # ---- what came of it -----------------------------------------------------------------------------------
 
-    def _of(self, pieces: tuple[Piece, ...]) -> list[Contributed]:
-        return [self._contributions[piece.number] for piece in pieces]
+    def _of(self, pieces: tuple[Piece, ...]) -> _Computed:
+        """Return what was contributed to pieces; it is asked for again and again as the step ends."""
+        if self._known is None or self._known.pieces is not pieces:
+            found = [self._contributions[piece.number] for piece in pieces]
+            samples = sum([each.samples for each in found])
+            loss = sum([each.samples * each.loss for each in found]) / max(1, samples)
+            # a sum is not finite if one of its terms is not; or if it is too large, though all of them are
+            finite = math.isfinite(sum([each.sqnorm for each in found])) or all(
+                math.isfinite(each.sqnorm) for each in found
+            )
+            self._known = _Computed(pieces, found, samples, loss, finite and math.isfinite(loss))
+        return self._known
 
     def counted_slots(self, pieces: tuple[Piece, ...]) -> list[int]:
         """Slots of the pieces that have samples."""
-        return [piece.slot for piece, each in zip(pieces, self._of(pieces), strict=True) if each.samples]
-
-    def loss(self, pieces: tuple[Piece, ...]) -> float:
-        """Mean loss over the samples of the pieces."""
-        contributions = self._of(pieces)
-        samples = sum(each.samples for each in contributions)
-        return sum(each.samples * each.loss for each in contributions) / max(1, samples)
+        contributions = self._of(pieces).contributions
+        return [piece.slot for piece, each in zip(pieces, contributions, strict=True) if each.samples]
 
     def not_finite(self, instruction: st.Apply, *, scales_loss: bool = False) -> str:
         """Describe a non-finite loss or gradient; empty if all values are finite.
@@ -139,10 +164,10 @@ class StepInProgress:
             scales_loss: Whether the loss is scaled dynamically: then aggregators skip a step whose gradients are not
                 finite, and only they tell when that does not help any more.
         """
-        contributions, loss = self._of(instruction.pieces), self.loss(instruction.pieces)
-        computed = math.isfinite(loss) and all(math.isfinite(each.sqnorm) for each in contributions)
-        if all(shard.finite for shard in self._applied.values()) and (computed or scales_loss):
+        computed = self._of(instruction.pieces)
+        if all(shard.finite for shard in self._applied.values()) and (computed.finite or scales_loss):
             return ""
+        loss = computed.loss
         what, value = ("gradient", math.nan) if math.isfinite(loss) else ("loss", loss)
         names = dict.fromkeys(
             piece.worker
@@ -156,7 +181,7 @@ class StepInProgress:
     def _waits_s(self, instruction: st.Apply) -> tuple[tuple[int, float], ...]:
         """What the step has waited for each aggregator that holds something; nothing if no sums arrived."""
         pulled: dict[int, float] = {}
-        for each in self._of(instruction.pieces):
+        for each in self._of(instruction.pieces).contributions:
             for index, took_s in each.pulled_s:
                 pulled[index] = max(took_s, pulled.get(index, 0.0))
         return tuple(
@@ -175,16 +200,17 @@ class StepInProgress:
     def report(self, instruction: st.Apply, step_time_s: float) -> StepReport:
         """Report the step, which every aggregator has applied."""
         plan, view, pieces = instruction.plan, instruction.view, instruction.pieces
-        contributions, norms = self._of(pieces), list(self._applied.values())
+        computed, norms = self._of(pieces), list(self._applied.values())
+        contributions = computed.contributions
         compute: dict[str, float] = {}
         for piece, each in zip(pieces, contributions, strict=True):
             # waiting for samples grows with the share, like computing, and is not synchronisation
             spent = each.compute_s + each.data_wait_s
             compute[piece.worker] = compute.get(piece.worker, 0.0) + spent
         counted = [each for each in contributions if each.samples]
-        total = max(1, sum(each.samples for each in counted))
-        noise_s = max((each.noise_s for each in contributions), default=0.0)
-        parts, worker_sqnorm = len(counted), sum(each.samples / total * each.sqnorm for each in counted)
+        total = max(1, computed.samples)
+        noise_s = max([each.noise_s for each in contributions], default=0.0)
+        parts, worker_sqnorm = len(counted), sum([each.samples / total * each.sqnorm for each in counted])
         if parts == 1:
             worker_sqnorm = counted[0].half_sqnorm
             parts = 2 if worker_sqnorm > 0 else 0
@@ -197,12 +223,12 @@ class StepInProgress:
             epoch=plan.epoch,
             workers=view.workers,
             global_batch_size=view.global_batch_size,
-            samples=sum(each.samples for each in contributions),
+            samples=computed.samples,
             step_time_s=max(0.0, step_time_s - noise_s),
             compute_s=max(compute.values(), default=0.0),
             update_s=max(shard.update_s for shard in norms),
-            data_wait_s=max((each.data_wait_s for each in contributions), default=0.0),
-            loss=self.loss(pieces),
+            data_wait_s=max([each.data_wait_s for each in contributions], default=0.0),
+            loss=computed.loss,
             mean_worker_sqnorm=worker_sqnorm,
             mean_sqnorm=mean_sqnorm,
             noise_parts=parts,

@@ -24,7 +24,7 @@ class Joined(Tagged, frozen=True):
     payloads: PayloadOffer | None = None
 
 
-class Contributed(Tagged, frozen=True):
+class Contributed(Tagged, frozen=True, gc=False):
     """The gradient of a piece is in the worker's slot.
 
     It goes to the sequencer, and to every other aggregator if not all processes share one memory.
@@ -208,7 +208,7 @@ class Order(Tagged, frozen=True):
     map: int = 0
 
 
-class Go(Tagged, frozen=True):
+class Go(Tagged, frozen=True, gc=False):
     """To a worker: an `Order` to train with the share that the view gives it, and with nothing out of the ordinary.
 
     That is almost every order. It has a tenth of the bytes, which counts with a thousand workers.
