@@ -56,7 +56,9 @@ class Hosts:
         self.moved = self.layout.moved(holders, number)
         self.held = shard.prepare(self.moved)
         ranges = copied_ranges(self.moved, self.held.slots_owned, buckets, best=True)
-        return CopyInbox(shard.arrivals, {1 - target: ranges}, step, number)
+        # the first host puts the optimizer's arrays where it keeps them, the other one into the planes
+        place = shard.arrivals.range if target else shard.arrivals.beside(self.held.optimizer, step)
+        return CopyInbox(place, {1 - target: ranges}, step, number)
 
     def chunks(
         self, source: int, step: int, buckets: tuple[int, ...], number: int
@@ -72,7 +74,7 @@ class Hosts:
             assert inbox.take(1 - target, chunk, data)
         assert not inbox.lacking
         shard = self.shards[target]
-        shard.arrivals.record(ArrivedState(number, step + 1, buckets, Best.APART))
+        shard.arrivals.record(ArrivedState(number, step + 1, buckets, Best.APART, slots_held=target == 0))
         shard.take(self.held, step + 1)
         self.layout = self.moved
         source = self.shards[1 - target]
@@ -240,8 +242,29 @@ def test_what_was_read_takes_no_memory() -> None:
     held = os.fstat(fd).st_blocks
 
     arrivals.release(range(1, len(layout.buckets)))
+    arrivals.settle([1])
 
     assert (held - os.fstat(fd).st_blocks) * 512 > layout.weights_bytes // 2
     np.testing.assert_array_equal(arrivals.weights(0), 1.0)
     np.testing.assert_array_equal(arrivals.weights(1), 0.0)
     os.close(fd)
+
+
+def test_a_chunk_that_another_thread_has_stored_is_only_noted_and_a_void_copy_stores_nothing() -> None:
+    place, payload = bytearray(16), memoryview(b"12345678")
+    inbox = CopyInbox(
+        lambda offset, size: memoryview(place)[offset : offset + size], {1: ((0, 8), (8, 16))}, 5, 2
+    )
+    inbox.store(1, m.Chunk(5, 0, 2), payload)
+    for chunk in (m.Chunk(4, 8, 2), m.Chunk(5, 8, 1), m.Chunk(5, 9, 2)):
+        inbox.store(1, chunk, payload)
+    inbox.store(0, m.Chunk(5, 8, 2), payload)
+    assert bytes(place) == b"12345678" + bytes(8)
+
+    place[:8] = bytes(8)
+    assert inbox.take(1, m.Chunk(5, 0, 2), payload)
+    assert bytes(place) == bytes(16)
+    assert inbox.lacking == (1,)
+    inbox.close()
+    inbox.store(1, m.Chunk(5, 8, 2), payload)
+    assert bytes(place) == bytes(16)

@@ -22,6 +22,7 @@ from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.data_router import DataRouter
 from scavenger.train.transport.layout import Layout
 from scavenger.train.transport.payload_streams import PayloadServer
+from scavenger.train.transport.replication import Payload
 from scavenger.train.transport.sockets import new_keys
 
 _ADAM = '{"class_name": "Adam", "config": {"learning_rate": 0.1}}'
@@ -44,7 +45,7 @@ class Hosts:
         self.router = DataRouter(context, keys, "127.0.0.1")
         self.poller.register(self.router.socket, zmq.POLLIN)
         self.router.start(self.poller)
-        self.remote = RemoteWorkers(self.router.send)
+        self.remote = RemoteWorkers(self.router.send, self.router.drop)
         self.remote.open(self.shards[1].payload)
         address = Endpoint(self.router.address, keys[0].decode(), "there")
         upstream = Upstream(context, "aggregator-2", new_keys(), self.poller)
@@ -54,6 +55,7 @@ class Hosts:
         self.peers.connect((address,) * 3)
         self.copied: list[int] = []
         self.copies = BucketCopies(self.shards[2], self.peers, beside=(), copied=self.copied.append)
+        self.peers.stored = self.copies.store
         self.lost = 0
 
     def serve(self) -> None:
@@ -115,7 +117,7 @@ def test_the_whole_state_of_buckets_arrives_by_a_stream_even_if_some_of_it_is_lo
     for array in (*state.weights, *state.slots):
         array[...] = random.normal(size=array.shape)
     hosts.peers.send(1, m.Lacking(0, 0, 0, ()))  # so that there is a stream
-    hosts.until(lambda: bool(hosts.router._streams and hosts.router._streams._streams))  # type: ignore[union-attr]
+    hosts.until(lambda: bool(hosts.router._copies and hosts.router._copies._streams))  # type: ignore[union-attr]
     layout = source.layout
     order = m.CopyBuckets(9, _STEP, 2, tuple((n, 1) for n in range(len(layout.buckets))))
     held = target.prepare(layout.moved([2] * len(layout.buckets), order.number))
@@ -147,3 +149,21 @@ def test_a_copy_that_another_order_follows_counts_for_nothing(hosts: Hosts) -> N
     assert hosts.copied == [second.number]
     assert target.arrivals.recorded is not None
     assert target.arrivals.recorded.number == second.number
+
+
+def test_what_is_queued_of_a_copy_is_dropped_when_another_is_asked_for() -> None:
+    sent, dropped = list[tuple[int, int]](), list[str]()
+    remote = RemoteWorkers(lambda _, chunk, __: sent.append((chunk.number, len(dropped))), dropped.append)
+    remote.open(
+        lambda pull: Payload(m.Chunk(pull.step, 0, pull.number), ((0, 8),), lambda *_: memoryview(b""))
+    )
+    for number in (1, 1, 2):
+        remote.pull("aggregator-2", m.PullBuckets(_STEP, number, (0,)))
+        remote.answer(_STEP)
+    remote.pull("w0", m.Pull(_STEP, 3))
+    remote.answer(_STEP)
+    remote.pull("w0", m.Pull(_STEP, 4))
+
+    assert dropped == ["aggregator-2"], "not what a worker has asked for, nor what is asked for again"
+    assert sent[0] == (1, 0)
+    assert sent[-2] == (2, 1), "before the other is sent"

@@ -71,7 +71,7 @@ class Aggregator:
         self._upstream = Upstream(context, aggregator_name(self.index), own, self._poller)
         name, memory = aggregator_name(self.index), self._address.memory
         self._peers = Peers(context, name, own, memory=memory, poller=self._poller, upstream=self._upstream)
-        self._remote_workers = RemoteWorkers(self._data.send)
+        self._remote_workers = RemoteWorkers(self._data.send, self._data.drop)
         self._own_workers: set[str] = set()
         self._sums: ArrivingSums | None = None
         self._maps: MapChanges | None = None
@@ -404,6 +404,7 @@ class Aggregator:
             lost=self._end,
             wake=self._posted.wake,
         )
+        self._peers.stored = self._maps.copies.store
         if self._data.authenticator is not None:  # some worker may be on another host
             self._sums = ArrivingSums(
                 shard,

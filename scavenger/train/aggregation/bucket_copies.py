@@ -12,6 +12,7 @@ from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.aggregation.peers import Peers
 from scavenger.train.failpoints import fail_here
 from scavenger.train.transport.arrivals import ArrivedState, Best, CopyInbox, copied_ranges
+from scavenger.train.transport.messages import Message
 from scavenger.train.transport.messages.data import Chunk, ChunkQuery, CopyBuckets, PullBuckets
 
 _ASK_AGAIN_S = 1.0
@@ -60,7 +61,12 @@ class BucketCopies:
             index: copied_ranges(held.layout, held.slots_owned, some, best=_wants_best(order))
             for index, some in sources.items()
         }
-        inbox = CopyInbox(self._shard.arrivals, ranges, order.step, order.number)
+        if self._copy is not None:
+            self._copy.inbox.close()
+        self._shard.arrivals.settle(bucket for bucket, _ in order.buckets)
+        arrivals = self._shard.arrivals
+        place = arrivals.range if self._beside else arrivals.beside(held.optimizer, order.step)
+        inbox = CopyInbox(place, ranges, order.step, order.number)
         self._copy = _Copy(order, {index: tuple(some) for index, some in sources.items()}, inbox)
         self._go_on(self._copy)
 
@@ -72,6 +78,11 @@ class BucketCopies:
             self._peers.send(index, pull)
         if not lacking:
             self._copied(order.number)
+
+    def store(self, index: int, message: Message, payload: memoryview) -> None:
+        """Put a chunk where it belongs before it is taken, by the thread that has received it."""
+        if isinstance(message, Chunk) and (copy := self._copy) is not None:
+            copy.inbox.store(index, message, payload)
 
     def take(self, index: int, chunk: Chunk, payload: bytes) -> None:
         """Take a chunk from another aggregator; if it is the last, the copy is recorded before anybody is told."""
@@ -86,7 +97,13 @@ class BucketCopies:
         gained = tuple(sorted(bucket for some in copy.sources.values() for bucket in some))
         best = Best.NEWEST if order.best_step == order.step else Best.APART
         shard.arrivals.record(
-            ArrivedState(order.number, order.step + 1, gained, best if order.best_step else Best.NONE)
+            ArrivedState(
+                order.number,
+                order.step + 1,
+                gained,
+                best if order.best_step else Best.NONE,
+                slots_held=not self._beside,
+            )
         )
         self._copied(order.number)
 

@@ -129,7 +129,9 @@ class Holding:
         if not gained.isdisjoint(self.trainable):
             gained.add(-1)
         slots = [
-            arrivals.slot(slot, segment) if segment in gained else array
+            arrivals.slot(slot, segment)
+            if segment in gained and not (found.slots_held and segment >= 0)
+            else array
             for (slot, segment), array in zip(self.slots_owned, self.optimizer.slots(step), strict=True)
         ]
         self._arrived = ShardState(weights, slots)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import zmq
@@ -24,6 +24,9 @@ class Peers:
         memory: Identity of its block.
         poller: Waits for messages from the others, too.
         upstream: The connection to the first aggregator, which that itself lacks.
+
+    Attributes:
+        stored: Called by another thread with each payload that has arrived, before `receive` yields it.
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class Peers:
         self._dealers: dict[int, Dealer] = {}
         self._joined: set[int] = set()
         self._streams: PayloadClient | None = None
+        self.stored: Callable[[int, Message, memoryview], None] = lambda *_: None
 
     def connect(self, aggregators: tuple[Endpoint, ...]) -> None:
         """Use these aggregators from now on; connections to others are closed."""
@@ -77,11 +81,14 @@ class Peers:
         if message.payloads is None:
             return
         if self._streams is None:
-            self._streams = PayloadClient(Malformed())
+            self._streams = PayloadClient(Malformed(), gives_way=True, stored=self._stored)
             self._streams.start()
             self._poller.register(self._streams.fileno(), zmq.POLLIN)
         host = self._addresses[index].address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
         self._streams.connect(index, host, message.payloads)
+
+    def _stored(self, index: int, message: Message, payload: memoryview) -> None:
+        self.stored(index, message, payload)
 
     def receive(self) -> Iterator[tuple[int, Message, Any]]:
         """Yield what has arrived from others, with its payload, except by the connection to the first aggregator."""

@@ -16,10 +16,11 @@ class RemoteWorkers:
 
     Args:
         send: Sends a message, and a payload with it, to a worker.
+        drop: Takes back what is queued for an aggregator, and was not begun to be sent.
     """
 
-    def __init__(self, send: Callable[..., None]) -> None:
-        self._send = send
+    def __init__(self, send: Callable[..., None], drop: Callable[[str], None] = lambda _: None) -> None:
+        self._send, self._drop = send, drop
         self._weights: Callable[[_Pull], Payload] | None = None
         self._pulls: dict[str, _Pull] = {}
         self._served: dict[str, _Pull] = {}
@@ -41,6 +42,9 @@ class RemoteWorkers:
 
     def pull(self, worker: str, pull: _Pull) -> None:
         """Record a worker's request for weights, instead of an earlier one; `answer` answers it."""
+        served = self._served.get(worker)
+        if isinstance(pull, PullBuckets) and served is not None and pull.number > served.number:
+            self._drop(worker)  # of a copy that is void
         self._pulls[worker] = pull
 
     def answer(self, applied: int, overwritten: int | None = None) -> None:

@@ -7,11 +7,13 @@ everything lies along the line: the weights, the optimizer's arrays by number, i
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 import struct
+import threading
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -32,6 +34,7 @@ from scavenger.train.transport.layout import (
 )
 from scavenger.train.transport.messages.data import Chunk, ChunkQuery, Lacking, PullBuckets
 from scavenger.train.transport.messages.values import SlotSpec, TensorSpec
+from scavenger.train.transport.payload_loop import give_way
 from scavenger.train.transport.replication import Payload, chunks_of
 from scavenger.train.transport.shared_memory import Block, OptimizerMemory, map_block
 
@@ -41,6 +44,11 @@ Owned = tuple[SlotSpec, int]
 
 _SLOTS, _SHARED, _BEST, _RECORD = 1, 1 + OPTIMIZER_COPIES_MAX, ARRIVAL_PLANES - 2, ARRIVAL_PLANES - 1
 _HEAD = struct.Struct("<QQIII")
+_SLOTS_HELD = 4
+_madvise = getattr(ctypes.CDLL(None), "madvise", None) if hasattr(mmap, "MADV_REMOVE") else None
+"""Unlike that of `mmap`, it does not keep the interpreter's lock, which other threads would wait for."""
+if _madvise is not None:
+    _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Best(IntEnum):
@@ -60,12 +68,14 @@ class ArrivedState:
         first: The first step that is applied under that map.
         buckets: The buckets of the layout, ascending.
         best: Whether their best weights have arrived, too, and whether these are the weights that have arrived.
+        slots_held: Whether the optimizer's arrays of tensors are where the aggregator keeps them, not in the planes.
     """
 
     number: int
     first: int
     buckets: tuple[int, ...]
     best: Best = Best.NONE
+    slots_held: bool = False
 
 
 def copied_ranges(layout: Layout, slots: Sequence[Owned], buckets: Collection[int], *, best: bool) -> Ranges:
@@ -128,6 +138,7 @@ class Arrivals:
     def __init__(self, fd: int, layout: Layout, aggregator: int) -> None:
         self._fd, self._layout, self._at = fd, layout, layout.arrivals_at(aggregator)
         self._planes: dict[int, mmap.mmap] = {}
+        self._freeing: dict[threading.Thread, frozenset[int]] = {}
 
     def _plane(self, plane: int) -> mmap.mmap:
         if plane not in self._planes:
@@ -139,6 +150,22 @@ class Arrivals:
         """Return bytes of one plane, which can be read or written in place."""
         plane, at = divmod(offset, self._layout.plane_bytes)
         return memoryview(self._plane(plane))[at : at + size]
+
+    def beside(self, optimizer: OptimizerMemory, step: int) -> Callable[[int, int], memoryview]:
+        """Return `range` with the optimizer's arrays of tensors where the aggregator keeps them after a step.
+
+        That is for an aggregator with a block of its own: nobody else writes there, and what it does not hold may be
+        anything. It saves memory that is new in each copy.
+        """
+        size = self._layout.plane_bytes
+
+        def place(offset: int, length: int) -> memoryview:
+            plane, at = divmod(offset, size)
+            if not _SLOTS <= plane < _SHARED:
+                return self.range(offset, length)
+            return optimizer.range(step, (plane - _SLOTS) * self._layout.weights_bytes + at, length)
+
+        return place
 
     def weights(self, segment: int) -> Array:
         """Return a segment."""
@@ -171,7 +198,8 @@ class Arrivals:
     def record(self, arrived: ArrivedState) -> None:
         """Record that all has arrived, for the process that follows if this one dies."""
         buckets = np.array(arrived.buckets, np.uint32).tobytes()
-        head = _HEAD.pack(arrived.number, arrived.first, len(arrived.buckets), arrived.best, 0)[:-4]
+        flags = arrived.best | _SLOTS_HELD * arrived.slots_held
+        head = _HEAD.pack(arrived.number, arrived.first, len(arrived.buckets), flags, 0)[:-4]
         data = head + struct.pack("<I", zlib.crc32(head + buckets, 1)) + buckets
         self._plane(_RECORD)[: len(data)] = data
 
@@ -183,38 +211,75 @@ class Arrivals:
     def recorded(self) -> ArrivedState | None:
         """What has arrived as a whole last; None for nothing."""
         plane = self._plane(_RECORD)
-        number, first, count, best, checksum = _HEAD.unpack(plane[: _HEAD.size])
+        number, first, count, flags, checksum = _HEAD.unpack(plane[: _HEAD.size])
         # of the plane no more, since what is read of it takes memory
         end = _HEAD.size + 4 * count
         buckets = plane[_HEAD.size : end] if count <= len(self._layout.buckets) else b""
         if zlib.crc32(plane[: _HEAD.size - 4] + buckets, 1) != checksum:
             return None
-        return ArrivedState(number, first, tuple(np.frombuffer(buckets, np.uint32).tolist()), Best(best))
+        places = tuple(np.frombuffer(buckets, np.uint32).tolist())
+        return ArrivedState(number, first, places, Best(flags % _SLOTS_HELD), flags >= _SLOTS_HELD)
 
     def release(self, buckets: Collection[int]) -> None:
-        """Free the memory of buckets that were read."""
-        if not hasattr(mmap, "MADV_REMOVE"):
-            return
+        """Have a thread that gives way free the memory of buckets that were read; see `settle`."""
+        self._freeing = {thread: some for thread, some in self._freeing.items() if thread.is_alive()}
+        if _madvise is not None:
+            thread = threading.Thread(target=self._free, args=(buckets,), name="freeing", daemon=True)
+            self._freeing[thread] = frozenset(buckets)
+            thread.start()
+
+    def settle(self, buckets: Iterable[int]) -> None:
+        """Wait until none of these buckets' memory is still to be freed, so that they can arrive again."""
+        wanted = {*buckets}
+        for thread, some in self._freeing.items():
+            if not wanted.isdisjoint(some):
+                thread.join()
+
+    def _free(self, buckets: Collection[int]) -> None:
+        give_way()
+        assert _madvise is not None
+        planes = [np.frombuffer(memory, np.uint8) for n, memory in [*self._planes.items()] if n != _RECORD]
         for begin, end in joined(self._layout.buckets[bucket] for bucket in sorted(buckets)):
-            first = aligned(begin, mmap.PAGESIZE)
-            length = end // mmap.PAGESIZE * mmap.PAGESIZE - first
-            for plane, memory in self._planes.items():
-                if length > 0 and plane != _RECORD:
-                    memory.madvise(mmap.MADV_REMOVE, first, length)
+            first, last = aligned(begin, mmap.PAGESIZE), end // mmap.PAGESIZE * mmap.PAGESIZE
+            for plane in planes:
+                if last > first:
+                    _madvise(plane.ctypes.data + first, last - first, mmap.MADV_REMOVE)
 
 
 class CopyInbox:
     """Receives buckets from the aggregators that hold them, in their state after one step.
 
     Args:
-        arrivals: Where to.
+        place: Returns the bytes at an offset of the planes, of a given size; see `Arrivals`.
         ranges: What comes from each aggregator, by its index; see `copied_ranges`.
         number: The number of the requests.
     """
 
-    def __init__(self, arrivals: Arrivals, ranges: dict[int, Ranges], step: int, number: int) -> None:
-        self._arrivals, self._step, self._number = arrivals, step, number
+    def __init__(
+        self, place: Callable[[int, int], memoryview], ranges: dict[int, Ranges], step: int, number: int
+    ) -> None:
+        self._place, self._step, self._number = place, step, number
         self._of = {index: Arrival(chunks_of(some)) for index, some in ranges.items()}
+        self._stored: set[tuple[int, int]] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def close(self) -> None:
+        """Store nothing from now on: the memory is that of another copy."""
+        with self._lock:
+            self._closed = True
+
+    def store(self, index: int, chunk: Chunk, payload: memoryview) -> None:
+        """Put a chunk that is awaited in its place, by any thread; `take` then only notes it."""
+        arrival = self._of.get(index)
+        with self._lock:
+            if self._closed or arrival is None or (chunk.step, chunk.number) != (self._step, self._number):
+                return
+            if arrival.expects(chunk.offset, len(payload)) and len(payload):
+                # NumPy does not hold the interpreter's lock meanwhile, which is long where memory is new
+                target = np.frombuffer(self._place(chunk.offset, len(payload)), np.uint8)
+                np.copyto(target, np.frombuffer(payload, np.uint8))
+                self._stored.add((index, chunk.offset))
 
     def take(self, index: int, chunk: Chunk, payload: bytes) -> bool:
         """Take a chunk; returns whether it was awaited."""
@@ -223,7 +288,8 @@ class CopyInbox:
             return False
         if not arrival.expects(chunk.offset, len(payload)):
             return False
-        self._arrivals.range(chunk.offset, len(payload))[:] = payload
+        if (index, chunk.offset) not in self._stored:
+            self._place(chunk.offset, len(payload))[:] = payload
         arrival.took(chunk.offset)
         return True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import os
 import selectors
 import socket
 import threading
@@ -25,6 +26,9 @@ _TURN_RECORDS = 16
 _SLOW_TOGETHER, _INSTEAD = b"bbr", b"cubic"
 """How TCP finds its rate: where many streams share a link, those of the first leave half of it idle, see ADR 149."""
 _NAME_BYTES = 16
+_NICE = 10
+"""With Linux a tenth of another's time; what waits altogether would keep the interpreter's lock from others meanwhile,
+and might not move what a VM has to give up before it is taken."""
 
 
 class Outgoing(NamedTuple):
@@ -72,12 +76,20 @@ class PayloadLoop:
 
     Args:
         malformed: Called with the peer's name for a frame that holds no message.
+        gives_way: Whether the thread takes only the processor time that others leave; see `give_way`.
+        stored: Called by the thread with each payload, before it is handed over.
     """
 
-    def __init__(self, malformed: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        malformed: Callable[[str], None],
+        *,
+        gives_way: bool = False,
+        stored: Callable[[Hashable, Message, memoryview], None] = lambda *_: None,
+    ) -> None:
         self.payloads, self.scratch = Buffers(), Buffers()
         self.selector = selectors.DefaultSelector()
-        self._malformed = malformed
+        self._malformed, self._gives_way, self._stored = malformed, gives_way, stored
         self._arrived: deque[tuple[Hashable, Message, memoryview | None]] = deque()
         self._waiting_bytes = 0
         self._lock = threading.Lock()
@@ -160,6 +172,7 @@ class PayloadLoop:
             self._malformed(str(peer))
             return
         if frame.payload is not None:
+            self._stored(peer, message, frame.payload)
             self._count(len(frame.payload))
         self._arrived.append((peer, message, frame.payload))
         self._ready.set()
@@ -179,6 +192,8 @@ class PayloadLoop:
             connection.go_on()
 
     def _run(self) -> None:
+        if self._gives_way:
+            give_way()
         while not self._closing:
             wait_s = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
             for key, events in self.selector.select(wait_s):
@@ -187,6 +202,12 @@ class PayloadLoop:
                 self._calls.popleft()()
             while self._timers and self._timers[0][0] <= time.monotonic():
                 heapq.heappop(self._timers)[2]()
+
+
+def give_way() -> None:
+    """Have the calling thread take what processor time others leave, and a tenth beside them, if the system lets it."""
+    with contextlib.suppress(AttributeError, OSError):  # a process has other threads, which stay as they are
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _NICE)
 
 
 def share_fairly(link: socket.socket) -> None:
@@ -303,9 +324,11 @@ class StreamConnection:
     def _seal(self) -> bool:
         """Seal the next part of what is to be sent; returns False if there is nothing."""
         if not self._writer.more:
-            if not self.queue:
+            try:
+                frame = self.queue.popleft()
+            except IndexError:  # another thread may just have dropped what was left
                 return False
-            self._writer.begin(*self.queue.popleft())
+            self._writer.begin(*frame)
         buffer = self._loop.scratch.take(FRAME_BYTES_MAX)
         self._leaving = buffer[: self._writer.fill(buffer)]
         return True

@@ -87,11 +87,12 @@ class PayloadServer:
     Args:
         host: The address to listen at; empty for all of this machine's.
         malformed: Called with the peer's name for a frame that holds no message.
+        gives_way: See `PayloadLoop`.
     """
 
-    def __init__(self, host: str, malformed: Callable[[str], None]) -> None:
+    def __init__(self, host: str, malformed: Callable[[str], None], *, gives_way: bool = False) -> None:
         self._host, self._malformed = host, malformed
-        self._loop = PayloadLoop(malformed)
+        self._loop = PayloadLoop(malformed, gives_way=gives_way)
         self._listener: socket.socket | None = None
         self._offers: dict[bytes, tuple[str, PayloadOffer]] = {}
         self._tickets: dict[str, bytes] = {}
@@ -134,6 +135,11 @@ class PayloadServer:
     def send(self, peer: str, message: Message, payload: Any = None) -> bool:
         """Queue a message by the peer's stream; returns False if there is none. A payload is read when it is sent."""
         return _send(self._loop, self._streams.get(peer), message, payload)
+
+    def drop(self, peer: str) -> None:
+        """Do not send what is queued for a peer and was not begun."""
+        if (stream := self._streams.get(peer)) is not None:
+            stream.queue.clear()
 
     def fileno(self) -> int:
         """The descriptor that is readable when messages have arrived."""
@@ -288,14 +294,26 @@ class _Guest:
 
 
 class PayloadClient:
-    """A worker's streams to aggregators, by their indices.
+    """A worker's streams to aggregators, by their indices, or those of another aggregator.
 
     Args:
         malformed: Called with a stream's name for a frame that holds no message.
+        gives_way: See `PayloadLoop`.
+        stored: Called by the streams' thread with each payload and the index of its sender, before `receive` yields it.
     """
 
-    def __init__(self, malformed: Callable[[str], None]) -> None:
-        self._loop = PayloadLoop(malformed)
+    def __init__(
+        self,
+        malformed: Callable[[str], None],
+        *,
+        gives_way: bool = False,
+        stored: Callable[[int, Message, memoryview], None] = lambda *_: None,
+    ) -> None:
+        self._loop = PayloadLoop(
+            malformed,
+            gives_way=gives_way,
+            stored=lambda key, message, payload: stored(cast(_Key, key)[1], message, payload),
+        )
         self._round = 0
         """Grows with each call of `forget`; what began in an earlier round is over."""
         self._streams: dict[_Key, StreamConnection] = {}
