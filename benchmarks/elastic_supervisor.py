@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import msgspec
 
+from scavenger.elastic.migration import BucketMap
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.job_source import JobSource, Timeouts
@@ -86,6 +87,7 @@ class Training:
     Attributes:
         steps: What was said of each step.
         heard_at: When it was first said, monotonic seconds.
+        maps: The maps of buckets that were heard of, by number.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class Training:
         self.lost: list[Lost] = []
         self.recovered: list[Recovered] = []
         self.migrated: list[m.Migrated] = []
+        self.maps: dict[int, BucketMap] = {}
         self.epochs: list[m.EpochReport] = []
 
     def __enter__(self) -> Self:
@@ -198,6 +201,8 @@ class Training:
                     self.lost.append(event)
                 case Recovered():
                     self.recovered.append(event)
+        if (buckets := self.supervisor.migrations.map) is not None:
+            self.maps[buckets.number] = buckets
 
     def measured(self) -> dict[str, dict[str, dict[int, float]]]:
         """By process, what and step: seconds. To be asked for when the block has been left."""

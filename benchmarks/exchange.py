@@ -17,11 +17,13 @@ from benchmarks.peers.running import installed
 from benchmarks.peers.shapes import parameters
 
 _NETWORK, _LOCAL_BATCH = "quarter", 2
-_RATE_BITS_PER_S = 1.25e8
-"""An eighth of what a small VM has: two processors do not carry nine links of 1 Gbit/s, packet by packet."""
+_RATE, _SLOW_RATE = 125.0, 25.0
+"""Of a link, Mbit/s: an eighth of what a small VM has, since two processors do not carry nine links of 1 Gbit/s, packet
+by packet; and so little that eight workers, which compute and seal on these processors, wait for nothing but links."""
 _ROUND_TRIP_S = 0.01
 """Of one link; the way from one VM to another is by two."""
-_WORKERS = (2, 4, 8)
+_CASES = ((2, _RATE), (4, _RATE), (8, _RATE), (8, _SLOW_RATE))
+"""Workers, and the rate of links; with one aggregator only at the first rate, since that takes minutes a step."""
 _TIMEOUT_S = 900.0
 _PORT = 29511
 _AIM = 1.0
@@ -82,49 +84,69 @@ def _gloo(links: Sequence[EmulatedLink], size: int, rounds: int) -> list[float]:
 
 
 def of_parts(parts: Sequence[str]) -> Benchmark:
-    """Some numbers of workers, as `exchange:2,8`, without one aggregator, which takes most of the time."""
-    numbers = tuple(map(int, parts))
-    return Benchmark(f"exchange:{','.join(parts)}", 4, partial(measure, numbers, with_one=False))
+    """Some numbers of workers, as `exchange:2,8@25` (eight at links of 25 Mbit/s), without the slow one aggregator."""
+    cases = [
+        (int(workers), float(rate or _RATE)) for workers, _, rate in (part.partition("@") for part in parts)
+    ]
+    return Benchmark(f"exchange:{','.join(parts)}", 4, partial(measure, cases, with_one=False))
 
 
 def run(repetitions: int, work_dir: Path) -> Result:
     """See `measure`."""
-    return measure(_WORKERS, repetitions, work_dir)
+    return measure(_CASES, repetitions, work_dir)
 
 
-def measure(numbers: Sequence[int], repetitions: int, work_dir: Path, *, with_one: bool = True) -> Result:
-    """Each number of workers: so many steps with one aggregator, beside the workers, and rounds of gloo, in turn."""
+def measure(
+    cases: Sequence[tuple[int, float]], repetitions: int, work_dir: Path, *, with_one: bool = True
+) -> Result:
+    """Each number of workers: so many steps with one aggregator, beside the workers, and rounds of gloo, in turn.
+
+    Args:
+        cases: Workers, and the rate of links, Mbit/s.
+    """
     rows: list[tuple[str, ...]] = []
     figures: dict[str, object] = {}
     size, has_gloo = parameters(_NETWORK), installed("torch")
     over: dict[str, list[float]] = {"one aggregator": [], "gloo": []}
-    for workers in numbers:
+    for workers, rate in cases:
+        name_of_case = f"{workers}-{rate:g}"
         with ExitStack() as stack:
-            links = star(stack, workers + 1, rate_bits_per_s=_RATE_BITS_PER_S, round_trip_s=_ROUND_TRIP_S)
+            links = star(stack, workers + 1, rate_bits_per_s=rate * 1e6, round_trip_s=_ROUND_TRIP_S)
             half = max(1, repetitions // 2)
             gloo_s = _gloo(links[1:], size, half) if has_gloo else []
-            beside_s = _transfers(links, "beside", repetitions, work_dir / f"beside-{workers}")
-            one_s = _transfers(links, "apart", repetitions, work_dir / f"one-{workers}") if with_one else []
+            beside_s = _transfers(links, "beside", repetitions, work_dir / f"beside-{name_of_case}")
+            if with_one and rate == _RATE:
+                one_s = _transfers(links, "apart", repetitions, work_dir / f"one-{name_of_case}")
+            else:
+                one_s = []
             gloo_s += _gloo(links[1:], size, half) if has_gloo else []
         beside, others = Spread.of(beside_s), dict[str, Spread | None]()
-        row = [str(workers), beside.text(1, 2)]
+        row = [str(workers), f"{rate:g}", beside.text(1, 2)]
         for name, times in zip(over, (one_s, gloo_s), strict=True):
             other = others[name] = Spread.of(times) if times else None
             if other is not None:
                 over[name].append(beside.median / other.median)
             row += ("", "") if other is None else (other.text(1, 2), f"{over[name][-1]:.2f}")
         rows.append(tuple(row))
-        figures[str(workers)] = {"one": others["one aggregator"], "beside": beside, "gloo": others["gloo"]}
+        figures[name_of_case] = {"one": others["one aggregator"], "beside": beside, "gloo": others["gloo"]}
     last = [f"{name} {ratios[-1]:.2f}" for name, ratios in over.items() if ratios]
     most = f"; over gloo at most {max(over['gloo']):.2f} (aim: {_AIM:g})" if over["gloo"] else ""
     return Result(
-        headers=("workers", "beside the workers, s", "one aggregator, s", "over one", "gloo, s", "over gloo"),
+        headers=(
+            "workers",
+            "links, Mbit/s",
+            "beside the workers, s",
+            "one aggregator, s",
+            "over one",
+            "gloo, s",
+            "over gloo",
+        ),
         rows=tuple(rows),
-        verdict=f"beside the workers, with {numbers[-1]}, over {' and '.join(last) or 'nothing'}{most}",
+        verdict=f"beside the workers, with {cases[-1][0]}, over {' and '.join(last) or 'nothing'}{most}",
         figures={"model_bytes": 4 * size, **figures},
         remarks=(
-            f"a model of {4 * size / 1e6:.0f} MB; each worker, and the VM of the first aggregator, behind a link of "
-            f"{_RATE_BITS_PER_S / 1e6:g} Mbit/s; {2e3 * _ROUND_TRIP_S:.0f} ms from one to another and back",
+            f"a model of {4 * size / 1e6:.0f} MB; each worker, and the VM of the first aggregator, behind a link; "
+            f"{2e3 * _ROUND_TRIP_S:.0f} ms from one to another and back",
             "a step without computing and update: all weights to each worker and all gradients back, sealed, with what "
             "starts and ends the step; gloo: an all-reduce of as many numbers by PyTorch, not encrypted, half of the "
             "rounds before the job, half after it",

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.__main__ import BENCHMARKS, benchmark_of
-from benchmarks.figures import Spread, markdown_table, relative_error, replace_section
+from benchmarks.figures import Spread, markdown_table, median_interval, relative_error, replace_section
 from benchmarks.prediction import shape_error
 from benchmarks.search_overhead import at_epochs
 
@@ -35,6 +35,13 @@ def test_a_spread_holds_every_value_and_forgets_their_order(values: list[float],
 def test_a_spread_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing was measured"):
         Spread.of(())
+
+
+@pytest.mark.parametrize(("count", "place"), [(1, 0), (5, 0), (6, 0), (9, 1), (12, 2), (20, 5), (100, 39)])
+def test_a_median_lies_between_values_as_tables_of_the_binomial_distribution_say(
+    count: int, place: int
+) -> None:
+    assert median_interval(range(count)) == (place, count - 1 - place)
 
 
 def test_a_spread_is_written_in_the_unit_asked_for() -> None:

@@ -17,6 +17,7 @@ from benchmarks.elastic_watching import paired
 from benchmarks.migration import delay_s
 from benchmarks.peers import shapes
 from benchmarks.peers.running import installed, run_peers
+from benchmarks.shared import rate
 from scavenger.train.transport.messages import StepReport
 
 pytestmark = pytest.mark.slow
@@ -121,8 +122,14 @@ def test_a_peer_that_fails_says_why() -> None:
 
 
 def test_a_delay_is_what_steps_took_beyond_as_many_ordinary_ones() -> None:
-    assert delay_s([0.5, 0.25, 0.25], [0.25, 0.125, 5.0]) == pytest.approx(0.25)
-    assert delay_s([0.125, 0.25], [0.25]) == pytest.approx(-0.125)
+    assert delay_s([0.5, 0.25, 0.25], [0.0, 0.75, 1.0], (0.125, 0.5, 0.25)) == pytest.approx(0.25)
+    assert delay_s([0.125, 0.25], [0.5, 0.5], (0.25,) * 3) == pytest.approx(-0.125)
+
+
+def test_a_window_begins_and_ends_with_the_end_of_a_step() -> None:
+    assert rate([0.0, 1.0, 1.25, 1.5, 2.0], 0.5) == pytest.approx(3.0)
+    with pytest.raises(ValueError, match="too short"):
+        rate([0.0, 1.0], 0.5)
 
 
 def test_each_network_that_a_benchmark_names_is_there() -> None:
