@@ -136,6 +136,7 @@ class _Measured:
 
 
 def _has_said(other: subprocess.Popen[str]) -> bool:
+    assert other.stdout is not None
     return bool(select.select([other.stdout], [], [], 0.0)[0])
 
 
