@@ -153,6 +153,10 @@ class Link(Protocol):
         """Ask for samples; returns a step instead if one was made without this worker, None if the epoch is over."""
         ...
 
+    def leave(self) -> None:
+        """See `Job.leave`."""
+        ...
+
     def allocate(self, like: Mapping[str, Array]) -> dict[str, Array]:
         """Make arrays that `push` need not copy."""
         ...
@@ -333,6 +337,10 @@ class Job:
 
     def _read(self, shard: int, start: int, stop: int) -> Any:
         return None if self._source is None else self._source.read(shard, start, stop)
+
+    def leave(self) -> None:
+        """Have the job end with the epoch that is over, as the training code has left its loop over epochs."""
+        self._link.leave()
 
     def allocate(self, like: Mapping[str, Array]) -> dict[str, Array]:
         """Make arrays of these names, shapes and types, of zeros, that `push_pull` sends without a copy.

@@ -61,7 +61,11 @@ class Prepared(Protocol):
         ...
 
     def end(self, why: str) -> None:
-        """Tell the job that the script has left its loop over epochs."""
+        """Tell the job that the script's epochs are over, before the job's are."""
+        ...
+
+    def leave(self) -> None:
+        """Tell the job that the script has left its loop over epochs, as one that stops early does."""
         ...
 
 

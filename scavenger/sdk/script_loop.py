@@ -176,8 +176,14 @@ class ScriptLoop(ABC):
             else:
                 self._metrics[name] = number
 
+    def leave(self) -> None:
+        """See `Prepared.leave`; returns only by `Left`."""
+        if self.job is not None:
+            self.job.leave()
+        self.end("the script has ended at one worker")
+
     def end(self, why: str) -> None:
-        """Tell the job that the script has left its loop over epochs; returns only by `Left`."""
+        """See `Prepared.end`; returns only by `Left`."""
         job = self.job
         if job is None:
             return

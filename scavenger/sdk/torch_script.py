@@ -13,6 +13,7 @@ import itertools
 import math
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
 from scavenger.errors import NotSupportedError, TrainingCodeError
@@ -200,6 +202,9 @@ class TorchScript(ScriptLoop):
         self._counted = 0
         """Steps of the schedule, of those that are made in batches."""
         self._rates: list[Any] = []
+        self._others: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        """The step in which another optimizer made its first one."""
+        _watch(self)
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
         if scheduler is not None:
@@ -332,6 +337,21 @@ class TorchScript(ScriptLoop):
         self._rates, self._stepped = [], True
         self.replica.stepped()
 
+    def other_stepped(self, optimizer: Any) -> None:
+        """Refuse a second model of the script, which each worker would train on its own samples alone.
+
+        What is optimized within one batch, as an adversarial example is, has an optimizer of its own each time.
+        """
+        own = self.replica.optimizer
+        if self._batch is None or optimizer is own or optimizer.param_groups is own.param_groups:
+            return
+        assert self.job is not None
+        if self._others.setdefault(optimizer, self.job.step) != self.job.step:
+            self._refuse(
+                f"another {type(optimizer).__name__} than that of elastic.prepare steps in batch after batch, whose "
+                "model would differ from worker to worker: a job trains one model with one optimizer"
+            )
+
     def _schedule(self, scheduler: Any) -> None:
         """Have a schedule that is stepped in each batch be as far in an epoch as with the loader's own batches."""
         kind = type(scheduler)
@@ -353,6 +373,22 @@ class TorchScript(ScriptLoop):
         scheduler.__class__ = type(
             kind.__name__, (kind,), {"step": by_samples}
         )  # what it keeps stays as it is
+
+
+_watched: list[weakref.ref[TorchScript]] = []
+"""The script whose loop other optimizers are watched in, if any."""
+
+
+def _watch(script: TorchScript) -> None:
+    """Have a script be told of the steps of all optimizers."""
+    if not _watched:
+        register_optimizer_step_post_hook(_stepped)
+    _watched[:] = [weakref.ref(script)]
+
+
+def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if (script := _watched[0]()) is not None:
+        script.other_stepped(optimizer)
 
 
 def _placed(batch: Any) -> Any:

@@ -58,6 +58,12 @@ class Trainer(ABC):
         if self.script is not None:
             self.script.log(metrics)
 
+    def leave(self) -> None:
+        """See `Prepared.leave`."""
+        if self.script is not None:
+            self.script.leave()
+        self.end("the script has ended")
+
     def end(self, why: str) -> None:
         """See `Prepared.end`.
 

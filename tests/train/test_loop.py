@@ -149,6 +149,17 @@ def test_the_mean_has_the_bits_of_a_sum_in_double_precision(
         assert means.sqnorm == pytest.approx(float(np.square(expected).sum()), rel=1e-4, abs=1e-30)
 
 
+def test_buffers_that_all_workers_have_alike_keep_their_bits_whatever_they_are() -> None:
+    mask = np.array([0.1, -np.inf, np.nan])
+    given = [(f"w{k}", k + 1, {"g": np.ones(2), "statistics/mask": mask.copy()}) for k in range(3)]
+    means = weighted_mean(given, step=1).arrays
+    given[1][2]["statistics/mask"][0] = 0.2
+
+    np.testing.assert_array_equal(means["statistics/mask"].view("u8"), mask.view("u8"))
+    with pytest.raises(NonFiniteError, match="statistics/mask"):
+        weighted_mean(given, step=1)
+
+
 def test_the_mean_of_arrays_of_many_blocks_is_that_of_their_elements() -> None:
     random, size = np.random.default_rng(0), 300_001
     parts = random.normal(size=(2, size)).astype(np.float32)

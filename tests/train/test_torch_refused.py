@@ -52,6 +52,7 @@ class Alone:
         self._step = self._at = 0
         self.metrics: list[dict[str, float]] = []
         self.losses: list[float | None] = []
+        self.left = False
 
     def enter(self, sizes: Any, state: Any, load: Any, evaluate: Any, *, apart: bool) -> loop.Progress:
         assert apart
@@ -64,10 +65,13 @@ class Alone:
         if self._at == self._samples or epoch > self._begin:
             self._begin, self._at = epoch, 0
             self.metrics.append(self._evaluate())
-        if epoch >= self._epochs:
+        if epoch >= self._epochs or self.left:
             raise loop.Left
         stop = min(self._at + self._share, self._samples)
         return loop.Granted(0, (0, self._step), self._at, stop, self._share)
+
+    def leave(self) -> None:
+        self.left = True
 
     def allocate(self, like: Mapping[str, Any]) -> dict[str, Any]:
         return {name: np.zeros(array.shape, array.dtype) for name, array in like.items()}
@@ -206,9 +210,9 @@ TRAIN = [
         "has ended after epoch 2, before the goal",
     ),
     (
-        _loop(STEP, after="if epoch == 0: break"),
-        "",
-        "the script has ended after epoch 1, before the goal of the job",
+        _loop(STEP + "\nother.step()", before="other = torch.optim.SGD(nn.Linear(3, 3).parameters(), 0.1)"),
+        "other.step()",
+        "another SGD than that of elastic.prepare steps in batch after batch",
     ),
     (_loop(STEP, after="elastic.log(a='good')"), "elastic.log", "elastic.log(a=...) takes a number, not str"),
     (
@@ -236,6 +240,16 @@ def test_what_would_not_be_the_same_at_all_workers_is_refused_with_its_line(
     )
     assert words in message
     assert "\n" not in message
+
+
+def test_a_script_that_leaves_its_loop_over_epochs_ends_the_job_there(run: Any) -> None:
+    inner = "\nprobe = torch.ones(2, requires_grad=True)\nonce = torch.optim.SGD([probe], 0.1)\nonce.step()"
+    link = run(
+        _loop(STEP + inner, after="elastic.log(at=epoch)\n    if epoch == 1: break") + "elastic.log(more=1)\n"
+    )
+
+    assert link.left
+    assert link.metrics == [{"at": 0.0}, {"at": 1.0, "more": 1.0}]
 
 
 def test_a_process_that_the_script_starts_cannot_prepare(run: Any, tmp_path: Path) -> None:

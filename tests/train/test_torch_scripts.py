@@ -168,6 +168,20 @@ def test_what_is_done_between_epochs_may_take_longer_than_a_step(tmp_path: Path)
     assert all(epoch.evaluation_s >= 4.0 for epoch in job.epochs)
 
 
+def test_the_job_ends_where_a_worker_leaves_its_loop_over_epochs(tmp_path: Path) -> None:
+    """One that joined later has waited for fewer epochs."""
+    with driven(tmp_path, "torch_script.py --patience 3", 2) as job:
+        job.job.resize(1, OWN, "one begins")
+        job.until(job.trained(25))
+        job.job.resize(2, OWN, "another one joins")
+        job.until(job.on(2))
+        state = job.to_the_end(3)
+
+    assert [epoch.stopped_by for epoch in job.epochs] == ["", "", "the script"]
+    sampled_once(job.steps, 500, 3)
+    assert_equal(state, plainly(["--patience", "3"], tmp_path))
+
+
 def test_a_job_that_is_resumed_begins_in_the_right_epoch(tmp_path: Path) -> None:
     url = str(tmp_path / "kept")
     plan = CheckpointPlan(url, 1000.0, 10)

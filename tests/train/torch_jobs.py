@@ -66,7 +66,8 @@ class Driven:
             self.told.append(event)
         elif isinstance(event, EpochReport):
             self.epochs.append(event)
-            self.job.verdict(event.epoch, stop=len(self.epochs) >= epochs, keep_best=False)
+            stop = len(self.epochs) >= epochs or bool(event.stopped_by)
+            self.job.verdict(event.epoch, stop=stop, keep_best=False)
 
     def trained(self, step: int) -> Callable[[], bool]:
         return lambda: bool(self.steps) and self.steps[-1].step >= step

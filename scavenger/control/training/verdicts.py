@@ -102,7 +102,7 @@ class Verdicts:
         awaited = report.callbacks and (epoch < 0 or record is not None)
         if not awaited or self._history.callback_run_of(epoch) is not None:
             verdict = self._verdict(epoch, record, report.stopped_by)
-            told = record is not None and report.stopped_by and not self.reached
+            told = record is not None and self.stopped_by and not self.reached
             words = f"stopped by {report.stopped_by} after epoch {epoch + 1}"
             return [verdict, *(self._warn_once(words, words) if told else [])]
         last = record is not None and (self._ends_at(record) or self.callbacks.stopping(epoch) is not None)
@@ -140,9 +140,12 @@ class Verdicts:
         run, keep_best = self._history.callback_run_of(epoch), False
         if record is not None:
             self.reached = self._goal.reached(self._goal.value(record))
-            stopping = self.callbacks.stopping(epoch)
-            self.stopped_by = stopped_by if stopping is None else stopping.stopped_by
-            self.finished = self._ends_at(record) or bool(self.stopped_by)
+            stopping, last = self.callbacks.stopping(epoch), self._ends_at(record)
+            if stopping is not None:
+                self.stopped_by = stopping.stopped_by
+            else:  # who stops at the last epoch misses a target as who is not stopped there
+                self.stopped_by = "" if last else stopped_by
+            self.finished = last or bool(self.stopped_by)
             keep_best = self._history.best_epoch is record
             if run is not None and run.keep_best is not None:
                 keep_best = run.keep_best

@@ -15,25 +15,27 @@ class EpochEnds:
         epoch: The newest epoch that may be read.
         evaluates: Whether the loop has metrics of its own, which a member computes.
         evaluator: The member that evaluates its replica, as long as it does; else empty.
+        left: Whether the training code of a member has left its loop over epochs.
         reported: Whether the epoch is reported, so that a verdict is awaited.
     """
 
     def __init__(self, *, waits: bool = True) -> None:
         self._waits = waits
         self.epoch = 0
-        self.evaluates = self.reported = False
+        self.evaluates = self.reported = self.left = False
         self.evaluator = ""
         self._held: dict[str, tuple[int, int]] = {}
 
     def begin(self, epoch: int) -> None:
         """Begin, or begin again after a rollback, with this epoch."""
-        self.epoch, self.evaluator, self.reported = epoch, "", False
+        self.epoch, self.evaluator, self.reported, self.left = epoch, "", False, False
         self._held.clear()
 
-    def holds(self, worker: str, step: int, epoch: int) -> bool:
+    def holds(self, worker: str, step: int, epoch: int, *, left: bool = False) -> bool:
         """Whether a request for samples of an epoch, after a step, is held back."""
         if not self._waits or epoch <= self.epoch:
             return False
+        self.left = self.left or left
         self._held[worker] = (step, epoch)
         return True
 

@@ -58,6 +58,11 @@ def weighted_mean(
     worker_sqnorm = mean_sqnorm = 0.0
     for name in pattern:
         parts = [_flat(tensors[name]) for _, _, tensors in contributions]
+        if name.startswith(STATISTICS) and all(_same(parts[0], part) for part in parts[1:]):
+            means[name].reshape(-1)[:] = parts[
+                0
+            ]  # such as a mask of attention, which is -inf where nothing is seen
+            continue
         squares = _average(parts, shares, means[name].reshape(-1))
         if squares is None:
             bad = [worker for worker, _, tensors in contributions if not np.isfinite(tensors[name]).all()]
@@ -128,6 +133,11 @@ def _form_pair(one: Array, other: Array, mean: Array) -> None:
 
 def _flat(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1)
+
+
+def _same(one: Array, other: Array) -> bool:
+    """Whether two flat arrays have the same bits."""
+    return bool(np.array_equal(one.view(np.uint8), other.view(np.uint8)))
 
 
 def _check_alike(contributions: Sequence[Contribution], step: int) -> None:

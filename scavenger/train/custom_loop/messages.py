@@ -64,10 +64,15 @@ class ReplicaBuilt(_Message, frozen=True):
 
 
 class AskMessage(_Message, frozen=True):
-    """A worker asks for samples; see `scavenger.elastic.rounds.Asked`."""
+    """A worker asks for samples; see `scavenger.elastic.rounds.Asked`.
+
+    Attributes:
+        left: Whether its training code has left its loop over epochs, and asks for none.
+    """
 
     step: int
     epoch: int
+    left: bool = False
 
 
 class Push(_Message, frozen=True):

@@ -153,7 +153,7 @@ def run_script(script: Script, run: ScriptRun) -> None:
         raise TrainingCodeError(
             f"{script.path}: the script never loops over the loader that elastic.prepare returns"
         )
-    run.prepared.end("the script has ended")
+    run.prepared.leave()
 
 
 def _tree(path: Path) -> ast.Module:

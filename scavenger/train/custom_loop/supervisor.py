@@ -190,7 +190,7 @@ class LoopSupervisor(WithoutAggregators):
                     self._arrived(name, message)
                 case lm.AskMessage():
                     self._loaded({name})
-                    if not self._ends.holds(name, message.step, message.epoch):
+                    if not self._ends.holds(name, message.step, message.epoch, left=message.left):
                         self._handle(r.Asked(name, message.step, message.epoch))
                 case lm.Push():
                     part = LeasedSamples(
@@ -315,6 +315,8 @@ class LoopSupervisor(WithoutAggregators):
         ends = self._ends
         if not ends.held or ends.evaluator or ends.reported or self._step is not None:
             return
+        if self._apart and not set(self.members) <= set(ends.held):
+            return  # each of them may leave its loop over epochs
         if ends.evaluates:
             ends.evaluator = ends.held[0]
             self._workers.send(ends.evaluator, lm.Evaluate(ends.epoch))
@@ -324,7 +326,8 @@ class LoopSupervisor(WithoutAggregators):
     def _report_epoch(self, epoch: int, metrics: dict[str, float], took_s: float) -> None:
         self._ends.reported = True
         metrics = {**self._losses.metrics(epoch), **metrics}
-        self._events.append(m.EpochReport(epoch, self.step, metrics, took_s))
+        stopped_by = "the script" if self._ends.left else ""
+        self._events.append(m.EpochReport(epoch, self.step, metrics, took_s, stopped_by=stopped_by))
 
     def _report_quarantine(self) -> None:
         found = {} if self._rounds is None else quarantined_samples(self._rounds.ledger)

@@ -61,6 +61,7 @@ class LoopLink:
     def __init__(self, name: str, socket: Dealer, code: _Code, memory: GradientMemory | None = None) -> None:
         self._name, self._socket, self._code, self._memory = name, socket, code, memory
         self._state: Callable[[], dict[str, lm.Array]] | None = None
+        self._left = False
         self._evaluate: sdk.Evaluation | None = None
         self._place = MEAN
         self._since = self._between_s = 0.0
@@ -118,7 +119,7 @@ class LoopLink:
 
     def seek(self, epoch: int) -> sdk.Granted | sdk.Step | None:
         self._between_s = time.monotonic() - self._since
-        self._send(lm.AskMessage(self.step, epoch))
+        self._send(lm.AskMessage(self.step, epoch, left=self._left))
         message, frames = self._wait_for(lm.GrantMessage, lm.MeanMessage, lm.OverMessage)
         self._since = time.monotonic()
         match message:
@@ -132,6 +133,9 @@ class LoopLink:
                 return self._decode_step(message, frames)
             case _:
                 return None
+
+    def leave(self) -> None:
+        self._left = True
 
     def push(self, part: sdk.Granted, tensors: dict[str, lm.Array]) -> sdk.Step:
         fail_here("worker.computed")

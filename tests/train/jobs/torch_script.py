@@ -22,6 +22,7 @@ parser.add_argument("--device", default="cpu")
 parser.add_argument("--scaler", action="store_true")
 parser.add_argument("--at-once", type=int)
 parser.add_argument("--pause", type=float, default=0.0)
+parser.add_argument("--patience", type=int, default=100)
 
 
 class Model(nn.Module):
@@ -29,6 +30,7 @@ class Model(nn.Module):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(6, 16), nn.Tanh())
         self.head = nn.Linear(16, 3)
+        self.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))  # as for attention
 
     def forward(self, x):
         for layer in (self.body, self.head):
@@ -88,11 +90,15 @@ def main():
     scaler = torch.amp.GradScaler(args.device, init_scale=1024.0, growth_interval=7, enabled=args.scaler)
     given = (model, optimizer, loader, scheduler, *([scaler] if args.scaler else []))
     model, optimizer, loader, scheduler, *_ = elastic.prepare(*given, at_once=args.at_once)
+    waited = 0
     for epoch in range(args.epochs):
         train_epoch(model, optimizer, loader, scheduler, scaler, epoch, args.device)
         time.sleep(args.pause)
         optimizer.param_groups[0]["weight_decay"] = 0.02 / (epoch + 2)
         elastic.log(epoch=epoch, decay=optimizer.param_groups[0]["weight_decay"])
+        waited += 1  # noqa: SIM113 - the epochs of this process
+        if waited == args.patience:
+            break
     if args.save:
         torch.save(getattr(model, "module", model).state_dict(), args.save)
 
