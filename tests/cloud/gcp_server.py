@@ -17,7 +17,10 @@ from gcp_discovery import Discovery, RefusedError
 from gcp_state import PROJECT, ROOT, TYPES, ZONES, Project, shape
 
 _PREFIX = "compute."
-IMAGES = {"ubuntu-os-cloud": ("ubuntu-2404-noble-amd64-v20260101", "ubuntu-2404-lts-amd64-v20260201")}
+IMAGES = {
+    "ubuntu-os-cloud": ("ubuntu-2404-noble-amd64-v20260101", "ubuntu-2404-lts-amd64-v20260201"),
+    "ubuntu-os-accelerator-images": ("ubuntu-accelerator-2404-amd64-with-nvidia-580-v20260201",),
+}
 """Public images, by their projects."""
 _HTTP_TIMEOUT_S = 30.0
 OPERATIONS_KEPT_S = 14 * 86_400.0

@@ -24,10 +24,17 @@ ZONES = {
     "us-central1-f": REGION,
     "europe-west4-a": "europe-west4",
 }
-TYPES = {"e2-standard-2": (2, 8192), "e2-standard-4": (4, 16384), "n2-standard-8": (8, 32768)}
+TYPES = {
+    "e2-standard-2": (2, 8192),
+    "e2-standard-4": (4, 16384),
+    "n2-standard-8": (8, 32768),
+    "g2-standard-24": (24, 98304),
+}
+WITH_L4 = {"g2-standard-24": 2}
+"""GPUs of those that have some: they cannot move to another host."""
 NOT_IN = {("n2-standard-8", "us-central1-f"), ("e2-standard-2", "us-central1-b")}
 ROOT = "https://www.googleapis.com/compute/v1"
-CPUS_MAX = 200.0
+CPUS_MAX, GPUS_MAX = 200.0, 8.0
 
 REQUEST_ID_KEPT_S = 3600.0
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -140,16 +147,19 @@ class Project:
     def usage(self) -> dict[str, tuple[float, float]]:
         """Quotas of the region: used and allowed."""
         here = [each for each in self.alive() if ZONES[each.zone] == REGION]
-        cpus = {True: 0.0, False: 0.0}
+        cpus, gpus = {True: 0.0, False: 0.0}, 0.0
         for each in here:
             spot = each.body.get("scheduling", {}).get("provisioningModel") == "SPOT"
-            cpus[spot] += shape(each.body["machineType"].rpartition("/")[2], each.zone)[0]
+            kind = each.body["machineType"].rpartition("/")[2]
+            cpus[spot] += shape(kind, each.zone)[0]
+            gpus += WITH_L4.get(kind, 0)
         most = 1000.0 if self.vms_max is None else float(self.vms_max)
         return {
             "CPUS": (cpus[False], CPUS_MAX),
             "PREEMPTIBLE_CPUS": (cpus[True], CPUS_MAX),
             "INSTANCES": (float(len(here)), most),
             "COMMITTED_CPUS": (0.0, 0.0),
+            "NVIDIA_L4_GPUS": (gpus, GPUS_MAX),
             "NETWORKS": (1.0, 5.0),
         }
 
@@ -513,7 +523,9 @@ def check_instance(zone: str, body: dict[str, Any]) -> None:
     need(re.fullmatch(r"projects/[a-z0-9-]+/global/images/.+", disk.get("sourceImage", "")), "disks")
     need(int(disk["diskSizeGb"]) >= 10, "disks")
     need(body.get("networkInterfaces"), "networkInterfaces")
-    check_scheduling(body.get("scheduling", {}), need)
+    scheduling = body.get("scheduling", {})
+    need(link[2] not in WITH_L4 or scheduling.get("onHostMaintenance") == "TERMINATE", "scheduling")
+    check_scheduling(scheduling, need)
 
 
 def check_scheduling(scheduling: dict[str, Any], need: Callable[[object, str], None]) -> None:

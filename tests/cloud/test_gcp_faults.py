@@ -288,7 +288,12 @@ def test_a_quota_that_the_operation_tells_of_is_named_by_its_metric(world: GcpWo
 
 
 def test_quotas_leave_out_what_does_not_bear_on_vms(world: GcpWorld) -> None:
-    assert {quota.name for quota in world.provider.quotas()} == {"CPUS", "PREEMPTIBLE_CPUS", "INSTANCES"}
+    assert {quota.name for quota in world.provider.quotas()} == {
+        "CPUS",
+        "PREEMPTIBLE_CPUS",
+        "INSTANCES",
+        "NVIDIA_L4_GPUS",
+    }
 
 
 # Time limits and odd answers

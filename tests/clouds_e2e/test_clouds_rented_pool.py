@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from typing import Any
 
 import psutil
 import pytest
@@ -18,6 +19,7 @@ from rented import Rented
 from sleeping_loop import SLEEPING_LOOP
 from waiting import wait_for
 
+from scavenger.control.places.launching import GPU_VMS, UNPROVEN_VARIABLE
 from scavenger.control.pools.rented import KEEPER_NAME, idle_vms
 from scavenger.domain.pool import Pool
 from scavenger.store import Store
@@ -25,10 +27,14 @@ from scavenger.store import Store
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 MakeJob = Callable[..., CloudJob]
+TWO_GPUS = "g2-standard-24"
+"""A type with two GPUs, which the VMs of the tests lack: workers are processes all the same."""
 
 
-def _job(make_job: MakeJob, name: str, *, epochs: int, workers: tuple[int, ...] = (1, 2)) -> CloudJob:
-    job = make_job(name)
+def _job(
+    make_job: MakeJob, name: str, *, epochs: int, workers: tuple[int, ...] = (1, 2), **more: Any
+) -> CloudJob:
+    job = make_job(name, **more)
     spec = {
         "version": 1,
         "name": name,
@@ -45,12 +51,14 @@ def _job(make_job: MakeJob, name: str, *, epochs: int, workers: tuple[int, ...] 
 
 
 @contextmanager
-def _served(job: CloudJob, *, most: int, budget: float, idle: str = "1s") -> Iterator[subprocess.Popen[str]]:
+def _served(
+    job: CloudJob, *, most: int, budget: float, idle: str = "1s", vm: str = ""
+) -> Iterator[subprocess.Popen[str]]:
     """A server of a pool of so many VMs."""
     cloud = job.cloud
     file = job.folder / "pools.toml"
     file.write_text(
-        f'[pool.vms]\ninfra = "{cloud.name}/{cloud.region}"\nvm = "{cloud.small}"\npolicy = "even"\n'
+        f'[pool.vms]\ninfra = "{cloud.name}/{cloud.region}"\nvm = "{vm or cloud.small}"\npolicy = "even"\n'
         f'max = {most}\nbudget = {budget}\nhour = 100\nidle_duration = "{idle}"\n'
     )
     server = job.begin("serve", "--no-api", "--pool", str(file))
@@ -85,7 +93,22 @@ def test_jobs_hand_their_vms_on_and_never_have_more_than_there_may_be(
     cloud: Rented, make_job: MakeJob
 ) -> None:
     long, urgent = _job(make_job, "long", epochs=16), _job(make_job, "urgent", epochs=3)
-    at_once, over = [], threading.Event()
+    with _counted(cloud) as at_once, _served(long, most=2, budget=50) as server:
+        _submit(long)
+        wait_for(lambda: _shares(long).get("long") == 2 and sum(vm.alive for vm in cloud.vms()) == 2, server)
+        _submit(urgent, "--priority", "5")
+        wait_for(lambda: _shares(long) == {"long": 1, "urgent": 1}, server)
+        wait_for(lambda: _states(long).get("urgent") == "ended", server)
+        wait_for(lambda: _states(long).get("long") == "ended", server)
+
+    assert max(at_once) == 2
+    _assert_done_and_paid(long)
+
+
+@contextmanager
+def _counted(cloud: Rented) -> Iterator[list[int]]:
+    """How many VMs there are, again and again."""
+    at_once, over = list[int](), threading.Event()
 
     def count() -> None:
         while not over.wait(0.2):
@@ -94,26 +117,66 @@ def test_jobs_hand_their_vms_on_and_never_have_more_than_there_may_be(
     counting = threading.Thread(target=count, daemon=True)
     counting.start()
     try:
-        with _served(long, most=2, budget=50) as server:
-            _submit(long)
-            wait_for(
-                lambda: _shares(long).get("long") == 2 and sum(vm.alive for vm in cloud.vms()) == 2, server
-            )
-            _submit(urgent, "--priority", "5")
-            wait_for(lambda: _shares(long) == {"long": 1, "urgent": 1}, server)
-            wait_for(lambda: _states(long).get("urgent") == "ended", server)
-            wait_for(lambda: _states(long).get("long") == "ended", server)
+        yield at_once
     finally:
         over.set()
         counting.join()
 
-    assert max(at_once) == 2
-    with Store.open(long.store) as store:
+
+def _assert_done_and_paid(job: CloudJob) -> None:
+    """All jobs have succeeded, the bills are what the cloud's is, and nothing is left."""
+    with Store.open(job.store) as store:
         records = store.jobs(10)
         assert {one.state for one in records if one.name != KEEPER_NAME} == {"succeeded"}
         spent_usd = sum(store.spent_usd(one.id) for one in records)
-    assert spent_usd == pytest.approx(paid_usd(long), rel=0.2)
-    assert_nothing_left(long)
+    assert spent_usd == pytest.approx(paid_usd(job), rel=0.2)
+    assert_nothing_left(job)
+
+
+@pytest.mark.parametrize("cloud", ["gcp"], indirect=True)
+def test_a_job_has_a_worker_on_each_gpu_of_its_vms_and_gives_back_whole_ones(
+    cloud: Rented, make_job: MakeJob
+) -> None:
+    prices = {TWO_GPUS: (0.067, 0.027)}  # a second one is worth it for a small gain
+    long = _job(make_job, "long", epochs=60, prices=prices)
+    urgent = _job(make_job, "urgent", epochs=3, workers=(1,), prices=prices)
+    # it measures two batch sizes, by which it knows on its first VM what half as many samples for each worker take
+    long.change(search={"workers": [2, 4], "batch_size": [32, 64], "strategy": "extremes"})
+    for job in (long, urgent):
+        job.environment[UNPROVEN_VARIABLE] = GPU_VMS
+        # steps so long that what workers tell each other is little beside them
+        (job.folder / "train.py").write_text(SLEEPING_LOOP.replace("0.004", "0.01"))
+
+    def at_rest(told: dict[str, int], workers: int) -> bool:
+        with Store.open(long.store) as store:
+            training = [
+                one
+                for running in store.running_jobs(long.file)
+                for one in store.processes(running.id)
+                if (one.role, one.state) == ("worker", "training")
+            ]
+        there = (len(long.workers_vms()), len(training))
+        return _shares(long) == told and there == (told["long"], workers)
+
+    with _counted(cloud) as at_once, _served(long, most=2, budget=50, vm=TWO_GPUS) as server:
+        _submit(long)
+        wait_for(lambda: at_rest({"long": 2}, 4), server)
+        _submit(urgent, "--priority", "5")
+        wait_for(lambda: at_rest({"long": 1, "urgent": 1}, 2), server)
+        [vm] = wait_for(urgent.workers_vms, server)
+        assert vm not in long.workers_vms()
+        wait_for(lambda: _states(long).get("urgent") == "ended", server)
+        wait_for(lambda: at_rest({"long": 2}, 4), server)
+        wait_for(lambda: _states(long).get("long") == "ended", server)
+
+    assert max(at_once) == 2
+    assert {vm.vm for vm in cloud.vms()} == {TWO_GPUS}
+    with Store.open(long.store) as store:
+        last = store.allotment("vms")
+    assert last is not None
+    assert last.pool.vms is not None
+    long.prices = {TWO_GPUS: (last.pool.vms.usd_per_hour, 0.0)}  # with a disk of 100 GiB
+    _assert_done_and_paid(long)
 
 
 def _runner(job: CloudJob) -> psutil.Process | None:

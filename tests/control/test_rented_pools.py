@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+from made_intents import made_intent
 from scavenger_cli.commands.pool import pool_text
 
 from scavenger.api.calls import Local
 from scavenger.api.pools import show_pools
 from scavenger.control.jobs.pool_seat import PoolSeat
-from scavenger.control.pools.rented import KEEPER_NAME, apart_of
+from scavenger.control.pools.rented import KEEPER_NAME, MeansKnown, apart_of
 from scavenger.control.service.server import configured_pools
+from scavenger.domain.intent import Intent, VmTimes
 from scavenger.domain.job import JobSpec
 from scavenger.domain.pool import Pool, PoolAllotment, PoolShare, PoolVms
 from scavenger.errors import ConfigurationError
+from scavenger.policy.provisioning.boots import ESTIMATE_S
 from scavenger.scheduler.jobs.seeing import PoolJob, Sizes, decided
 from scavenger.store import Store
 from scavenger.store.operations import VMS_OF
@@ -152,3 +156,27 @@ def test_what_is_left_of_a_budget_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     assert "up to 8 spot VMs e2-standard-4 of gcp/us-central1" in text
     assert "$147.50 of $200.00 are left of its budget of this month" in text
     assert "0 VMs without a job, which wait for the next; $2.50 were paid for that in this month" in text
+
+
+def test_how_long_vms_take_is_known_soon_after_the_first_has_joined() -> None:
+    history, now, began = list[Intent](), [0.0], datetime(2026, 1, 1, tzinfo=UTC)
+
+    class Records:
+        def intents(self) -> list[Intent]:
+            return history
+
+    def joins(took_s: float) -> None:
+        times = VmTimes(created_at=began, joined_at=began + timedelta(seconds=took_s))
+        history.append(made_intent({}, provider="gcp", region="us-central1", times=times))
+
+    records: Any = Records()
+    means = MeansKnown(records, Pool("gpu", 2, vms=VMS), lambda: now[0])
+    assert means.at(began, None).start_s == ESTIMATE_S
+    joins(7.0)
+    now[0] = 30.0
+    assert means.at(began, None).start_s == 7.0
+    joins(9.0)
+    now[0] = 60.0
+    assert means.at(began, None).start_s == 7.0  # all records are read again after minutes only
+    now[0] = 400.0
+    assert means.at(began, None).start_s == 8.0

@@ -26,7 +26,7 @@ from scavenger.domain.pool_settings import PoolSettings
 from scavenger.domain.vm_settings import CloudSettings
 from scavenger.errors import ConfigurationError
 from scavenger.policy.admission import budget_period
-from scavenger.policy.provisioning.boots import usual_boot
+from scavenger.policy.provisioning.boots import UsualBoot, usual_boot
 from scavenger.scheduler.jobs.seeing import Means
 from scavenger.store import Store
 from scavenger.store.operations import VMS_OF
@@ -36,8 +36,8 @@ from scavenger.store.records import JobRecord
 KEEPER_NAME = "pool-vms"
 """What the record of VMs that a pool keeps is called."""
 _KEEPERS_MAX = 1_000
-_STARTS_S = 300.0
-"""How often the time is looked for that VMs take to start."""
+_STARTS_S, _UNMEASURED_S = 300.0, 20.0
+"""How often the time is looked for that VMs take to start; and while none was measured."""
 _OVERLAP = timedelta(seconds=60.0)
 """Another server's allotments of so long ago are looked for again: its clock may be behind."""
 
@@ -178,8 +178,9 @@ class MeansKnown:
         pool, store = self._pool, self._store
         assert pool.vms is not None
         if self._clock() > self._look_at:
-            self._look_at = self._clock() + _STARTS_S
-            self._start_s = _start_s(pool.vms, store.intents())
+            usual = _usual_start(pool.vms, store.intents())
+            self._look_at = self._clock() + (_STARTS_S if usual.measured else _UNMEASURED_S)
+            self._start_s = usual.seconds
         if pool.vms.budget_usd is None:
             return Means(start_s=self._start_s)
         month = budget_period(now)
@@ -196,7 +197,7 @@ class MeansKnown:
         )
 
 
-def _start_s(vms: PoolVms, history: Iterable[Intent]) -> float:
+def _usual_start(vms: PoolVms, history: Iterable[Intent]) -> UsualBoot:
     """From the request of a VM until it has joined: the median of the latest in its region, or an estimate.
 
     Args:
@@ -205,4 +206,4 @@ def _start_s(vms: PoolVms, history: Iterable[Intent]) -> float:
     infra = Infra.parse(vms.infra)
     here = [one for one in history if (one.provider, one.region) == (infra.provider, infra.region)]
     image = here[-1].request.template.image if here else ""
-    return usual_boot(here, provider=infra.provider, region=infra.region, image=image).seconds
+    return usual_boot(here, provider=infra.provider, region=infra.region, image=image)
