@@ -23,7 +23,7 @@ from scavenger.train.transport.messages import StepReport
 
 _WORKERS = 2
 _BATCHES = {"mlp": 32, "cnn": 128}
-_STEPS, _WARM_UP, _UNTIL_GROUP = 12, 3, 60
+_STEPS, _WARM_UP, _UNTIL_GROUP = 12, 3, 30
 _AIM_RATIO = 1.0
 _ROOT = Path(__file__).resolve().parents[1]
 
