@@ -19,7 +19,7 @@ from benchmarks.peers.shapes import parameters
 _NETWORK, _LOCAL_BATCH = "quarter", 2
 _RATE, _SLOW_RATE = 125.0, 25.0
 """Of a link, Mbit/s: an eighth of what a small VM has, since two processors do not carry nine links of 1 Gbit/s, packet
-by packet; and so little that eight workers, which compute and seal on these processors, wait for nothing but links."""
+by packet; and so little that a step's bytes take 14 s of a link, beside which these processors count little."""
 _ROUND_TRIP_S = 0.01
 """Of one link; the way from one VM to another is by two."""
 _CASES = ((2, _RATE), (4, _RATE), (8, _RATE), (8, _SLOW_RATE))
