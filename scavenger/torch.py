@@ -33,7 +33,8 @@ def prepare(*objects: Any, at_once: int | None = None) -> Any:
 
     Args:
         objects: In any order: a `torch.nn.Module`, its optimizer, and the `DataLoader` of the training data; also a
-            scheduler of the learning rate and a `GradScaler`, if there are any. Or one trainer of Transformers or
+            scheduler of the learning rate, a `GradScaler`, and modules beside the model that are not trained, as an
+            `AveragedModel`, if there are any. Or one trainer of Transformers or
             Lightning alone, before it trains.
         at_once: Most samples that fit a worker's memory in one forward and backward pass. A worker whose share of a
             batch is larger goes through the loop several times for it: only the last time, there are gradients for the

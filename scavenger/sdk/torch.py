@@ -44,7 +44,7 @@ except ModuleNotFoundError as error:
 from scavenger.sdk.torch_devices import PinnedMemory, flat_names, in_main_memory, put_back, wait_for
 from scavenger.sdk.torch_groups import ProcessGroups
 
-__all__ = ["ONLY_READING", "Elastic"]
+__all__ = ["ONLY_READING", "Elastic", "array_of"]
 
 Array = npt.NDArray[Any]
 _optimizers = importlib.import_module("torch.optim.optimizer")  # an attribute of `torch.optim` it is not
@@ -273,7 +273,7 @@ class Elastic:
         if not job.holds(self._groups):
             self._begin_to_give()
         buffers = dict(self.module.named_buffers())
-        own = [_array(value) for value in in_main_memory(list(buffers.values()))]
+        own = [array_of(value) for value in in_main_memory(list(buffers.values()))]
         for name, array in zip(buffers, own, strict=True):
             # counters of batches are averaged as well: a worker without samples has not counted
             np.copyto(arrays[STATISTICS + name], array)
@@ -450,10 +450,10 @@ class Elastic:
         These are parameters, buffers, what the optimizer keeps of each parameter, and as the JSON of `settings` its
         groups, which parameters are trained, and the states of scheduler and scaler.
         """
-        found = {f"model/{name}": _array(tensor) for name, tensor in self.module.state_dict().items()}
+        found = {f"model/{name}": array_of(tensor) for name, tensor in self.module.state_dict().items()}
         found |= {name: array for name, array in self._statistics.items() if name in found}
         for name, value in self._slots():
-            found[f"optimizer/{name}"] = _array(value)
+            found[f"optimizer/{name}"] = array_of(value)
         settings = {
             "groups": [
                 {key: value for key, value in group.items() if key != "params"}
@@ -630,7 +630,8 @@ def _dense(gradient: Any) -> Any:
     return gradient.detach() if gradient.requires_grad else gradient
 
 
-def _array(value: Any) -> Array:
+def array_of(value: Any) -> Array:
+    """A tensor or number as an array in the main memory."""
     tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
     if tensor.dtype == torch.bfloat16:  # NumPy has none; single precision holds it exactly
         tensor = tensor.float()

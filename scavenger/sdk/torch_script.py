@@ -22,13 +22,14 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
 from scavenger.errors import NotSupportedError, TrainingCodeError
 from scavenger.sdk.loop import Batch, Job, borrows
 from scavenger.sdk.script import ScriptRun
 from scavenger.sdk.script_loop import Described, ElasticLoader, ScriptLoop, told_at
-from scavenger.sdk.torch import Array, Elastic
+from scavenger.sdk.torch import Array, Elastic, array_of
 from scavenger.sdk.torch_loader import BatchLoader
 
 __all__ = ["TorchScript", "prepared"]
@@ -41,6 +42,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "scheduler": (LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau),
     "scaler": (torch.amp.GradScaler,),
 }
+_FOLLOWER = "follower/"
+"""What a module of the script is that follows the model and is not trained, such as an average of it over steps."""
 _NEEDED = {"model": "a torch.nn.Module", "optimizer": "its optimizer", "loader": "the DataLoader of training"}
 
 
@@ -51,7 +54,7 @@ def prepared(run: ScriptRun, objects: tuple[Any, ...], at_once: int | None = Non
         NotSupportedError: If one of the objects cannot be trained in a job; begins with the place.
         TrainingCodeError: If one is missing or given twice.
     """
-    place, found = run.place(), dict[str, Any]()
+    place, found, modules = run.place(), dict[str, Any](), list[Any]()
     for number, one in enumerate(objects, start=1):
         kind = next((kind for kind, types in _KINDS.items() if isinstance(one, types)), "")
         if not kind:
@@ -60,10 +63,26 @@ def prepared(run: ScriptRun, objects: tuple[Any, ...], at_once: int | None = Non
                 f"{place}: argument {number} of elastic.prepare is a {type(one).__name__}{hidden}: it takes a "
                 "torch.nn.Module, its optimizer and a DataLoader, a scheduler of the learning rate, a GradScaler"
             )
+        if kind == "model":
+            modules.append(one)
+            continue
         if kind in found:
             more = "; that of validation stays as it is" if kind == "loader" else ""
             raise NotSupportedError(f"{place}: elastic.prepare takes one {kind}, and gets two{more}")
         found[kind] = one
+    kinds = [next(k for k, o in _KINDS.items() if isinstance(one, o)) for one in objects]
+    if modules:
+        own = {
+            id(p) for group in getattr(found.get("optimizer"), "param_groups", ()) for p in group["params"]
+        }
+        trained = [one for one in modules if not own.isdisjoint(map(id, one.parameters()))] or modules
+        if len(trained) > 1:
+            raise NotSupportedError(f"{place}: elastic.prepare takes one model, and gets two")
+        found["model"] = trained[0]
+        for number, one in enumerate(one for one in modules if one is not trained[0]):
+            kind = f"{_FOLLOWER}{number}"
+            found[kind] = one
+            kinds[next(at for at, given in enumerate(objects) if given is one)] = kind
     if missing := [words for kind, words in _NEEDED.items() if kind not in found]:
         raise TrainingCodeError(f"{place}: elastic.prepare also needs {' and '.join(missing)}")
     if isinstance(found["model"], DistributedDataParallel):
@@ -76,7 +95,6 @@ def prepared(run: ScriptRun, objects: tuple[Any, ...], at_once: int | None = Non
         raise NotSupportedError(
             f"{place}: elastic.prepare(at_once=...) with a GradScaler: leave one of them out"
         )
-    kinds = [next(k for k, o in _KINDS.items() if isinstance(one, o)) for one in objects]
     return TorchScript(run, found, kinds, at_once)
 
 
@@ -91,6 +109,7 @@ class _Replica(Elastic):
         """Versions of the flat arrays after the optimizer's last step."""
         self._kept: dict[int, Any] = {}
         """By place, sums of the gradients of parts of the share, each times its items."""
+        self.followers = {name: one for name, one in given.items() if name.startswith(_FOLLOWER)}
         super().__init__(
             given["model"], given["optimizer"], scheduler=given.get("scheduler"), scaler=given.get("scaler")
         )
@@ -125,6 +144,22 @@ class _Replica(Elastic):
         if refusal is not None:
             raise refusal
         self._script.backward_ended()
+
+    def state(self) -> dict[str, Array]:
+        return super().state() | {
+            f"{follower}/{name}": array_of(tensor)
+            for follower, module in self.followers.items()
+            for name, tensor in module.state_dict().items()
+        }
+
+    @borrows
+    def load(self, state: dict[str, Array]) -> None:
+        super().load(state)
+        for follower, module in self.followers.items():
+            found = {
+                name: torch.from_numpy(np.array(state[f"{follower}/{name}"])) for name in module.state_dict()
+            }
+            module.load_state_dict(found)
 
     def stepped(self) -> None:
         """Note that the optimizer has made its step."""
@@ -352,6 +387,14 @@ class TorchScript(ScriptLoop):
                 "model would differ from worker to worker: a job trains one model with one optimizer"
             )
 
+    def averaged(self, module: Any) -> None:
+        """Refuse an average of the model that a worker that joins would begin anew."""
+        if self.job is not None and module not in self.replica.followers.values():
+            self._refuse(
+                "an AveragedModel is not prepared, and a worker that joins would begin it anew: give it to "
+                "elastic.prepare, too"
+            )
+
     def _schedule(self, scheduler: Any) -> None:
         """Have a schedule that is stepped in each batch be as far in an epoch as with the loader's own batches."""
         kind = type(scheduler)
@@ -380,9 +423,18 @@ _watched: list[weakref.ref[TorchScript]] = []
 
 
 def _watch(script: TorchScript) -> None:
-    """Have a script be told of the steps of all optimizers."""
+    """Have a script be told of the steps of all optimizers, and of averages of its model."""
     if not _watched:
         register_optimizer_step_post_hook(_stepped)
+        update = AveragedModel.update_parameters
+
+        @functools.wraps(update)
+        def averaging(module: Any, model: Any) -> None:
+            if (script := _watched[0]()) is not None:
+                script.averaged(module)
+            update(module, model)
+
+        AveragedModel.update_parameters = averaging
     _watched[:] = [weakref.ref(script)]
 
 

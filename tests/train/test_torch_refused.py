@@ -25,6 +25,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 BEGIN = """
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset, IterableDataset
 import scavenger.torch as elastic
 model = nn.Linear(3, 2)
@@ -210,6 +211,11 @@ TRAIN = [
         "has ended after epoch 2, before the goal",
     ),
     (
+        _loop(STEP + "\naverage.update_parameters(model)", before="average = AveragedModel(model)"),
+        "average.update",
+        "give it to elastic.prepare, too",
+    ),
+    (
         _loop(STEP + "\nother.step()", before="other = torch.optim.SGD(nn.Linear(3, 3).parameters(), 0.1)"),
         "other.step()",
         "another SGD than that of elastic.prepare steps in batch after batch",
@@ -218,7 +224,7 @@ TRAIN = [
     (
         PREPARED + "elastic.prepare(model, optimizer, loader)",
         "\nelastic.prepare",
-        "called again, after train.py:10",
+        "called again, after train.py:11",
     ),
     (PREPARED, "", "the script never loops over the loader"),
     (BEGIN, "", "the script has ended without a call of elastic.prepare"),

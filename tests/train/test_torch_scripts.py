@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from torch_jobs import EPOCHS, JOBS, OWN, SEED, assert_equal, driven, plainly, sampled_once
 
@@ -166,8 +167,8 @@ def test_what_is_done_between_epochs_may_take_longer_than_a_step(tmp_path: Path)
 
 
 def test_the_job_ends_where_a_worker_leaves_its_loop_over_epochs(tmp_path: Path) -> None:
-    """One that joined later has waited for fewer epochs."""
-    with driven(tmp_path, "torch_script.py --patience 3", 2) as job:
+    """One that joined later has waited for fewer epochs; it is compared with the others, and so is its average."""
+    with driven(tmp_path, "torch_script.py --patience 3 --average", 2) as job:
         job.job.resize(1, OWN, "one begins")
         job.until(job.trained(25))
         job.job.resize(2, OWN, "another one joins")
@@ -176,7 +177,13 @@ def test_the_job_ends_where_a_worker_leaves_its_loop_over_epochs(tmp_path: Path)
 
     assert [epoch.stopped_by for epoch in job.epochs] == ["", "", "the script"]
     sampled_once(job.steps, 500, 3)
-    assert_equal(state, plainly(["--patience", "3"], tmp_path))
+    weights = plainly(["--patience", "3", "--average"], tmp_path)
+    averages = {name: weights.pop(name) for name in list(weights) if name.startswith("average/")}
+    assert_equal(state, weights)
+    assert averages
+    for name, average in averages.items():
+        there = state[name.replace("average", "follower/0", 1)]
+        np.testing.assert_allclose(there, average, rtol=0, atol=1e-12, err_msg=name)
 
 
 def test_a_job_that_is_resumed_begins_in_the_right_epoch(tmp_path: Path) -> None:

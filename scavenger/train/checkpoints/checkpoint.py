@@ -183,10 +183,15 @@ class CheckpointStore:
         self._verified: set[str] = set()
         self.problems: tuple[str, ...] = ()
 
-    def write_part(self, step: int, attempt: str, name: str, tensors: Mapping[str, Array]) -> CheckpointFile:
+    def write_part(
+        self, step: int, attempt: str, name: str, tensors: Mapping[str, Array], *, infinite: bool = False
+    ) -> CheckpointFile:
         """Write one part; it becomes valid when a manifest that lists it is committed.
 
         Needs no extra memory, except for a copy of one non-contiguous tensor at a time.
+
+        Args:
+            infinite: See `TensorStream`.
 
         Raises:
             NotSupportedError: If checkpoints do not support a tensor's type, such as bfloat16.
@@ -197,7 +202,7 @@ class CheckpointStore:
         folder = folder_of(step, attempt)
         if not re.fullmatch(PART_NAME, name):
             raise ValueError(f"{name!r} cannot name a part")
-        stream = TensorStream(tensors)
+        stream = TensorStream(tensors, infinite=infinite)
         self._write(folder, _file(name), stream)
         return CheckpointFile(name, stream.sha256, stream.bytes, stream.finite)
 

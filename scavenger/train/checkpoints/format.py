@@ -114,20 +114,21 @@ class TensorStream:
     Args:
         tensors: Arrays of any shape and memory order, by name. They must not change until they are written: otherwise
             the part fails verification.
+        infinite: Whether infinities are meant, as in a mask of attention or where a minimum begins.
 
     Attributes:
         bytes: Size of the whole part.
         sha256: The part's digest, hex.
-        finite: Whether no floating-point number in it is NaN or infinite.
+        finite: Whether no floating-point number in it is NaN, nor infinite unless that is meant.
 
     Raises:
         NotSupportedError: If checkpoints do not support a tensor's type.
         ValueError: If a tensor has the reserved name `__metadata__`, or there are too many names.
     """
 
-    def __init__(self, tensors: Mapping[str, Array]) -> None:
+    def __init__(self, tensors: Mapping[str, Array], *, infinite: bool = False) -> None:
         self._tensors = []
-        self.finite = True
+        self.finite, self._infinite = True, infinite
         header: dict[str, Any] = {}
         digests: dict[str, str] = {}
         at = 0
@@ -159,7 +160,7 @@ class TensorStream:
         digest = hashlib.sha256()
         for chunk in _chunks(tensor, form):
             if (chunk.dtype.kind == "f" or form == "bfloat16") and self.finite:
-                self.finite = bool(np.isfinite(chunk).all())
+                self.finite = not np.isnan(chunk).any() if self._infinite else bool(np.isfinite(chunk).all())
             digest.update(chunk.view(np.uint8).data)
         return digest.hexdigest()
 

@@ -59,9 +59,11 @@ class LoopSnapshots:
         """
         step, ledger = snapshot.step, snapshot.ledger
         attempt = f"v{snapshot.view}_{created_at.timestamp():.6f}".replace(".", "_")
-        parts = [self._store.write_part(step, attempt, _PART, snapshot.state)]
-        if snapshot.best:
-            parts.append(self._store.write_part(step, attempt, _BEST, snapshot.best))
+        states = {_PART: snapshot.state, **({_BEST: snapshot.best} if snapshot.best else {})}
+        parts = [
+            self._store.write_part(step, attempt, name, state, infinite=True)
+            for name, state in states.items()
+        ]
         self._store.commit(
             CheckpointManifest(
                 fingerprint=self._fingerprint(ledger["sizes"]),
@@ -81,7 +83,7 @@ class LoopSnapshots:
         """Read the newest checkpoint that passes verification; None if there is no checkpoint.
 
         Args:
-            finite: Whether all of its numbers must be finite.
+            finite: Whether none of its numbers may be NaN. Infinities are: a loop's state may have some from the begin.
 
         Raises:
             ConfigurationError: If it belongs to another job.

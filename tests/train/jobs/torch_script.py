@@ -5,6 +5,7 @@ import time
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
@@ -23,6 +24,7 @@ parser.add_argument("--scaler", action="store_true")
 parser.add_argument("--at-once", type=int)
 parser.add_argument("--pause", type=float, default=0.0)
 parser.add_argument("--patience", type=int, default=100)
+parser.add_argument("--average", action="store_true")
 
 
 class Model(nn.Module):
@@ -70,7 +72,7 @@ def collate(rows):
     return {"x": torch.stack([x for x, _ in rows]), "y": torch.stack([y for _, y in rows])}
 
 
-def train_epoch(model, optimizer, loader, scheduler, scaler, epoch, device):
+def train_epoch(model, optimizer, loader, scheduler, scaler, average, epoch, device):
     getattr(model, "module", model).body.requires_grad_(epoch >= 1)  # frozen at first
     for number, batch in enumerate(loader):
         loss = nn.functional.cross_entropy(model(batch["x"].to(device)), batch["y"].to(device))
@@ -81,6 +83,8 @@ def train_epoch(model, optimizer, loader, scheduler, scaler, epoch, device):
         scaler.step(optimizer)
         scaler.update()
         scheduler.step()
+        if average is not None:
+            average.update_parameters(model)
         elastic.log(loss=loss.item())
 
 
@@ -88,11 +92,16 @@ def main():
     args = parser.parse_args()
     model, optimizer, loader, scheduler = build(args)
     scaler = torch.amp.GradScaler(args.device, init_scale=1024.0, growth_interval=7, enabled=args.scaler)
-    given = (model, optimizer, loader, scheduler, *([scaler] if args.scaler else []))
-    model, optimizer, loader, scheduler, *_ = elastic.prepare(*given, at_once=args.at_once)
+    average = None
+    if args.average:
+        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    more = [*([scaler] if args.scaler else []), *([average] if args.average else [])]
+    model, optimizer, loader, scheduler, *_ = elastic.prepare(
+        model, optimizer, loader, scheduler, *more, at_once=args.at_once
+    )
     waited = 0
     for epoch in range(args.epochs):
-        train_epoch(model, optimizer, loader, scheduler, scaler, epoch, args.device)
+        train_epoch(model, optimizer, loader, scheduler, scaler, average, epoch, args.device)
         time.sleep(args.pause)
         optimizer.param_groups[0]["weight_decay"] = 0.02 / (epoch + 2)
         elastic.log(epoch=epoch, decay=optimizer.param_groups[0]["weight_decay"])
@@ -100,7 +109,8 @@ def main():
         if waited == args.patience:
             break
     if args.save:
-        torch.save(getattr(model, "module", model).state_dict(), args.save)
+        averages = {} if average is None else {f"average/{k}": v for k, v in average.state_dict().items()}
+        torch.save(getattr(model, "module", model).state_dict() | averages, args.save)
 
 
 if __name__ == "__main__":
