@@ -32,11 +32,13 @@ class CommandGroup:
         help: What `--help` says of it.
         commands: Its commands by name: `module:function` below `scavenger_cli.commands`, or another group.
         own: The command that runs when none of `commands` is named; None to show the help.
+        of: The option of `own` that one word which names none of `commands` is the value of; empty for none.
     """
 
     help: str
     commands: Mapping[str, str | CommandGroup]
     own: str | None = None
+    of: str = ""
 
 
 def make_app(group: CommandGroup, root: Callable[..., None] | None = None) -> typer.Typer:
@@ -116,6 +118,13 @@ def _lazy(group: CommandGroup) -> type[TyperGroup]:
         def __init__(self, **attributes: Any) -> None:
             super().__init__(**attributes)
             self.commands: Any = _Commands(group.commands)
+
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            word, second = [*args, "", ""][:2]
+            alone = word and not word.startswith("-") and (not second or second.startswith("-"))
+            if group.of and alone and word not in group.commands:
+                args = [group.of, *args]
+            return super().parse_args(ctx, args)
 
         def format_commands(self, ctx: Any, formatter: Any) -> None:
             self._listing().format_commands(ctx, formatter)

@@ -97,6 +97,7 @@ app = make_app(
                     "drain": "pool:drain",
                 },
                 own="pool:show",
+                of="--name",
             ),
             "aggregators": CommandGroup(
                 "Show the pool of aggregators that jobs with `aggregation: shared` use on this machine.",

@@ -97,7 +97,7 @@ READS: tuple[tuple[str, ...], ...] = (
     ("status", "trained", "-f"),
     ("jobs", "queue"),
     ("pool",),
-    ("pool", "--name", "none"),
+    ("pool", "none"),
     ("pool", "explain", "{running}"),
     ("pool", "explain", "{waiting}"),
     ("pool", "explain", "trained"),

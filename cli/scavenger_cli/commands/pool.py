@@ -53,7 +53,9 @@ _PAUSED = "paused"
 
 def show(
     context: typer.Context,
-    name: Annotated[str | None, typer.Option("--name", metavar="POOL", help="Only this pool.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="POOL", help="Only this pool; as pool POOL.")
+    ] = None,
     cluster: ClusterOption = None,
     leases: LeasesOption = None,
     output: OutputOption = Output.TEXT,
