@@ -106,6 +106,22 @@ def test_a_kill_between_two_files_or_while_one_is_compressed_loses_nothing(tmp_p
 
 
 @pytest.mark.usefixtures("small")
+def test_a_segment_that_is_compressed_while_the_journal_is_read_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / AUDIT_FILE
+    write(path, 1, 51)
+    expected = list(lines_of(path))
+    packed = max(tmp_path.glob("*.gz"), key=lambda file: int(file.name.split(".")[2]))
+    plain = packed.with_suffix("")
+    plain.write_bytes(gzip.decompress(packed.read_bytes()))
+    packed.unlink()
+
+    reading = lines_of(path)
+    found = [next(reading)]  # which files there are is known now
+    compress_segments(path)
+    assert [*found, *reading] == expected
+
+
+@pytest.mark.usefixtures("small")
 def test_without_room_for_another_file_the_full_one_goes_on_growing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,7 +179,7 @@ def test_a_job_is_submitted_once_and_shown(ann: Remote, store: Store, world: Wor
         show_job(ann, world.jobs["bob"])
     with pytest.raises(errors.NotFoundError, match="there is no job"):
         show_job(ann, "..")
-    with pytest.raises(errors.ConfigurationError, match="job_file must be the absolute path"):
+    with pytest.raises(errors.ConfigurationError, match="by its absolute path on the server"):
         _submitted(ann, "job.yaml")
 
 

@@ -122,12 +122,12 @@ class CourseReader:
         with contextlib.suppress(OSError, EOFError):
             stat = self._path.stat()
             if self._file_number in (-1, stat.st_ino) and self._read_bytes <= stat.st_size:
-                whole = self._file_number == -1
-                self._file_number = stat.st_ino
-                if whole and any(self._path.parent.glob(f"{self._path.name}.*")):
+                if self._file_number == -1 and any(self._path.parent.glob(f"{self._path.name}.*")):
+                    self._begin()  # what could be read before a segment could not is read again
                     yield from lines_of(self._path)
-                    self._read_bytes = self._complete_bytes()
+                    self._read_bytes, self._file_number = self._complete_bytes(), stat.st_ino
                     return
+                self._file_number = stat.st_ino
                 with self._path.open("rb") as file:
                     file.seek(self._read_bytes)
                     for line in file:

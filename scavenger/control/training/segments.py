@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, cast
 
 from scavenger.private_files import private_opener
 
@@ -27,17 +28,21 @@ def lines_of(path: Path) -> Iterator[bytes]:
     """
     segments = _segments(path)
     for number in sorted(segments):
-        segment = segments[number]
-        if segment.suffix == _COMPRESSED:
-            with gzip.open(segment, "rb") as file:
-                yield from (line.rstrip(b"\n") for line in file)
-        else:
-            with segment.open("rb") as file:
-                yield from (line.rstrip(b"\n") for line in file)
+        with _opened(segments[number]) as file:
+            yield from (line.rstrip(b"\n") for line in file)
     # it may be missing if the job was killed in the moment between two files
     if path.exists() or not segments:
         with path.open("rb") as file:
             yield from (line.rstrip(b"\n") for line in file)
+
+
+def _opened(segment: Path) -> IO[bytes]:
+    """A segment; the compressed one if it was just put in the place of that which was found."""
+    if segment.suffix != _COMPRESSED:
+        with contextlib.suppress(FileNotFoundError):
+            return segment.open("rb")
+        segment = segment.with_name(segment.name + _COMPRESSED)
+    return cast(IO[bytes], gzip.open(segment, "rb"))
 
 
 def next_segment(path: Path) -> Path:
