@@ -119,6 +119,7 @@ def at_odds(words: str) -> bool:
         ),
         *("is missing", "expression", "at least", "must not", "only", "must be a name", "must be one of"),
         *("must hold", "must be a mapping", "is for", "with infra", "needs the", "must be text or"),
+        "is no size of a pod",
     )
     return any(one in words for one in known)
 
