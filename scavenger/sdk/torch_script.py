@@ -54,7 +54,12 @@ def prepared(run: ScriptRun, objects: tuple[Any, ...], at_once: int | None = Non
         NotSupportedError: If one of the objects cannot be trained in a job; begins with the place.
         TrainingCodeError: If one is missing or given twice.
     """
-    place, found, modules = run.place(), dict[str, Any](), list[Any]()
+    place, found, kinds = run.place(), dict[str, Any](), list[str]()
+    groups = [
+        group for one in objects if isinstance(one, torch.optim.Optimizer) for group in one.param_groups
+    ]
+    own = {id(parameter) for group in groups for parameter in group["params"]}
+    several = sum(isinstance(one, torch.nn.Module) for one in objects) > 1
     for number, one in enumerate(objects, start=1):
         kind = next((kind for kind, types in _KINDS.items() if isinstance(one, types)), "")
         if not kind:
@@ -63,26 +68,13 @@ def prepared(run: ScriptRun, objects: tuple[Any, ...], at_once: int | None = Non
                 f"{place}: argument {number} of elastic.prepare is a {type(one).__name__}{hidden}: it takes a "
                 "torch.nn.Module, its optimizer and a DataLoader, a scheduler of the learning rate, a GradScaler"
             )
-        if kind == "model":
-            modules.append(one)
-            continue
+        if kind == "model" and several and own.isdisjoint(map(id, one.parameters())):
+            kind = f"{_FOLLOWER}{sum(before.startswith(_FOLLOWER) for before in kinds)}"
         if kind in found:
             more = "; that of validation stays as it is" if kind == "loader" else ""
             raise NotSupportedError(f"{place}: elastic.prepare takes one {kind}, and gets two{more}")
         found[kind] = one
-    kinds = [next(k for k, o in _KINDS.items() if isinstance(one, o)) for one in objects]
-    if modules:
-        own = {
-            id(p) for group in getattr(found.get("optimizer"), "param_groups", ()) for p in group["params"]
-        }
-        trained = [one for one in modules if not own.isdisjoint(map(id, one.parameters()))] or modules
-        if len(trained) > 1:
-            raise NotSupportedError(f"{place}: elastic.prepare takes one model, and gets two")
-        found["model"] = trained[0]
-        for number, one in enumerate(one for one in modules if one is not trained[0]):
-            kind = f"{_FOLLOWER}{number}"
-            found[kind] = one
-            kinds[next(at for at, given in enumerate(objects) if given is one)] = kind
+        kinds.append(kind)
     if missing := [words for kind, words in _NEEDED.items() if kind not in found]:
         raise TrainingCodeError(f"{place}: elastic.prepare also needs {' and '.join(missing)}")
     if isinstance(found["model"], DistributedDataParallel):
@@ -390,9 +382,9 @@ class TorchScript(ScriptLoop):
     def averaged(self, module: Any) -> None:
         """Refuse an average of the model that a worker that joins would begin anew."""
         if self.job is not None and module not in self.replica.followers.values():
+            remedy = "leave it out" if self._run.library_epochs else "give it to elastic.prepare, too"
             self._refuse(
-                "an AveragedModel is not prepared, and a worker that joins would begin it anew: give it to "
-                "elastic.prepare, too"
+                f"an AveragedModel is not prepared, and a worker that joins would begin it anew: {remedy}"
             )
 
     def _schedule(self, scheduler: Any) -> None:

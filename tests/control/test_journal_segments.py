@@ -84,15 +84,21 @@ def test_where_files_end_makes_no_difference(
     assert found[0] == found[1]
 
 
+def unpacked(folder: Path) -> tuple[Path, Path]:
+    """The last segment, and beside it what it was before it was compressed."""
+    last = max(folder.glob("*.gz"), key=lambda file: int(file.name.split(".")[2]))
+    plain = last.with_suffix("")
+    plain.write_bytes(gzip.decompress(last.read_bytes()))
+    return last, plain
+
+
 @pytest.mark.usefixtures("small")
 def test_a_kill_between_two_files_or_while_one_is_compressed_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / AUDIT_FILE
     write(path, 1, 51)
     expected = list(lines_of(path))
     # killed while the last segment was compressed, and after the file was renamed
-    last = max(tmp_path.glob("*.gz"), key=lambda file: int(file.name.split(".")[2]))
-    plain = last.with_suffix("")
-    plain.write_bytes(gzip.decompress(last.read_bytes()))
+    last, plain = unpacked(tmp_path)
     last.write_bytes(last.read_bytes()[:50])
     plain.with_name(plain.name + ".partial").write_bytes(b"cut off")
     number = int(plain.name.split(".")[2])
@@ -110,9 +116,7 @@ def test_a_segment_that_is_compressed_while_the_journal_is_read_loses_nothing(tm
     path = tmp_path / AUDIT_FILE
     write(path, 1, 51)
     expected = list(lines_of(path))
-    packed = max(tmp_path.glob("*.gz"), key=lambda file: int(file.name.split(".")[2]))
-    plain = packed.with_suffix("")
-    plain.write_bytes(gzip.decompress(packed.read_bytes()))
+    packed, _ = unpacked(tmp_path)
     packed.unlink()
 
     reading = lines_of(path)
