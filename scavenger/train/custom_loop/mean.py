@@ -59,9 +59,8 @@ def weighted_mean(
     for name in pattern:
         parts = [_flat(tensors[name]) for _, _, tensors in contributions]
         if name.startswith(STATISTICS) and all(_same(parts[0], part) for part in parts[1:]):
-            means[name].reshape(-1)[:] = parts[
-                0
-            ]  # such as a mask of attention, which is -inf where nothing is seen
+            # such as a mask of attention, which is -inf where nothing is seen
+            np.copyto(means[name].reshape(-1), parts[0])
             continue
         squares = _average(parts, shares, means[name].reshape(-1))
         if squares is None:
