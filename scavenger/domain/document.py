@@ -149,7 +149,7 @@ def report_from_document(document: Mapping[str, Any]) -> RunReport:
                 **{name: predicted["interval"][key] for key, name in _INTERVAL.items()},
             }
         read = {
-            name: _read(written[name], kind)
+            name: restored(written[name], kind)
             for name, kind in _hints(RunReport).items()
             if name in written and name not in (*_APART, "estimate")
         }
@@ -166,13 +166,13 @@ def estimate_from_document(document: Mapping[str, Any]) -> CostEstimate | None:
         ValueError: If it is malformed.
     """
     try:
-        found: CostEstimate | None = _read(document.get("estimate"), CostEstimate | None)
+        found: CostEstimate | None = restored(document.get("estimate"), CostEstimate | None)
     except msgspec.ValidationError as error:
         raise ValueError(f"not an estimate: {error}") from error
     return found
 
 
-def _read(written: Any, kind: Any) -> Any:
+def restored(written: Any, kind: Any) -> Any:
     """Restore a value of type `kind` from the output of `msgspec.to_builtins` and `without_nonfinite`.
 
     Raises:

@@ -203,9 +203,10 @@ class Predicted:
     It is for the run that makes the choice or, of a plan, for one that begins at the chosen configuration.
 
     Attributes:
-        spent_s, spent_usd: Part of `time_s` and `cost_usd`: spent before the choice, and due for starting workers.
+        spent_s, spent_usd, spent_epochs: Part of `time_s`, `cost_usd` and `epochs`: spent before the choice, and due
+            for starting workers; the epochs are None in older reports, which count all epochs at the chosen batch size.
         search_s, search_usd: Part of these: spent on the search.
-        epochs: Of the whole run, trained ones included, in epochs at the chosen batch size.
+        epochs: Of the whole run: those before the choice at whatever batch sizes, and the rest at the chosen one.
         remaining: Share of the training that is left when those workers have started, in [0, 1].
         end_s: Part of `time_s`: for saving the model and ending the processes.
     """
@@ -222,6 +223,12 @@ class Predicted:
     end_s: float = 0.0
     search_s: float = 0.0
     search_usd: float = 0.0
+    spent_epochs: float | None = None
+
+    @property
+    def epochs_ahead(self) -> float:
+        """Epochs at the chosen batch size that are left when its workers have started."""
+        return self.epochs * self.remaining if self.spent_epochs is None else self.epochs - self.spent_epochs
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +237,7 @@ class Actual:
 
     Attributes:
         step_time_s: Median at the chosen configuration.
-        epochs: As many as were trained; at equal progress without a target, in epochs at the chosen batch size.
+        epochs: As many as were trained, at whatever batch sizes.
         end_s: Part of `time_s`: for saving the model and ending the processes.
         first_start_s, start_s: Median time from a worker's launch until it was ready, of the first workers and of
             further ones; 0 if there were none.
@@ -282,8 +289,8 @@ def time_error(predicted: Predicted, actual: Actual) -> TimeError | None:
     """
     ahead_s = predicted.time_s - predicted.spent_s - predicted.end_s
     came_s = actual.time_s - predicted.spent_s - actual.end_s
-    epochs = predicted.epochs * predicted.remaining
-    came_epochs = actual.epochs - predicted.epochs * (1.0 - predicted.remaining)
+    epochs = predicted.epochs_ahead
+    came_epochs = actual.epochs - (predicted.epochs - epochs)
     figures = (ahead_s, came_s, epochs, came_epochs, predicted.step_time_s, actual.step_time_s)
     if not all(math.isfinite(figure) and figure > 0.0 for figure in figures):
         return None

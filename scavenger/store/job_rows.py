@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any, cast
@@ -12,7 +10,7 @@ from sqlalchemy import Row
 from sqlalchemy.orm import Session
 
 from scavenger.domain.configuration import Configuration
-from scavenger.domain.document import without_nonfinite
+from scavenger.domain.document import restored, without_nonfinite
 from scavenger.domain.report import Actual, JobState, Predicted
 from scavenger.errors import StoreError
 from scavenger.store.base import fingerprint_of, fingerprint_row, job_row
@@ -90,8 +88,8 @@ def job_of(
         cost_usd=row.cost_usd,
         fingerprint=fingerprint_of(fingerprint) if fingerprint else None,
         chosen=chosen,
-        predicted=Predicted(**_numbers(row.predicted)) if row.predicted else None,
-        actual=Actual(**_numbers(row.actual)) if row.actual else None,
+        predicted=restored(row.predicted or None, Predicted | None),
+        actual=restored(row.actual or None, Actual | None),
         report=report,
         error=row.error,
         exit_code=row.exit_code,
@@ -100,15 +98,3 @@ def job_of(
         checkpoint=row.checkpoint,
         attempts=row.attempts,
     )
-
-
-def _numbers(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `Predicted` or `Actual`: pairs as tuples, and NaN for values that were not finite."""
-
-    def number(value: float | None) -> float:
-        return math.nan if value is None else value
-
-    return {
-        name: tuple(map(number, value)) if isinstance(value, list) else number(value)
-        for name, value in document.items()
-    }

@@ -293,8 +293,8 @@ def test_an_error_is_told_by_cause_with_the_source_of_the_epochs() -> None:
     text = " ".join(printed(*render.report_text(report, verbose=True)).split())
     document = report_document(report)
 
-    assert "time off by +67.0 %: +69.2 % from epochs (30 predicted, 16 needed" in text
-    assert "epochs from goal.epochs_hint: 30 at batch 32" in text.split("needed")[1]
+    assert "time off by +67.0 %: +69.2 % from epochs (30 predicted, 16 trained" in text
+    assert "epochs from goal.epochs_hint: 30 at batch 32" in text.split("trained")[1]
     assert "-2.2 % from step time, 0 % from the rest" in text
     assert document["time_error"]["from_epochs_s"] == pytest.approx(69.2, abs=0.1)
     assert report_document(report_from_document(document)) == document

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from scripted import PRICE, STEP_S, Scripted, offer, trainer_of
 
-from scavenger.control.search.outcome import actual_of, predict_run, run_ahead, search_outcome
+from scavenger.control.search.outcome import actual_of, predict_run, progress_of, run_ahead, search_outcome
+from scavenger.control.search.own_batch import resumed_epochs
 from scavenger.control.search.profile import Search, Spent, profile, repeat_first
 from scavenger.control.search.select import (
     Selection,
@@ -30,6 +31,7 @@ from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.curve import Choice, Infeasible
 from scavenger.domain.job import GoalSpec, JobSpec, ProfileSpec
 from scavenger.domain.measurement import Measurement, StepRecord
+from scavenger.domain.report import time_error
 from scavenger.errors import ConfigurationError, Interrupted, LimitReachedError
 from scavenger.models.job_model import JobModel
 from scavenger.models.starts import Starts, ending
@@ -316,10 +318,11 @@ def test_without_a_target_the_choice_is_at_equal_progress_unless_the_epochs_are_
     assert isinstance(equal.choice, Choice)
     assert equal.choice.point.on_front
     assert equal.predicted is not None
-    assert equal.predicted.epochs == equal.choice.point.epochs
+    assert equal.predicted.epochs == pytest.approx(equal.choice.point.epochs, abs=0.5)
     at = equal.choice.configuration.global_batch_size
     assert at > 32
-    told = f"; {equal.predicted.epochs:g} epochs at batch {at} make the progress of 100 at batch 32, as a larger batch"
+    needed = equal.choice.point.epochs
+    told = f"; {needed:g} epochs at batch {at} make the progress of 100 at batch 32, as a larger batch"
     assert f"{told} makes less in each; --epochs-fixed trains 100" in equal.choice.reason
     assert isinstance(fixed.choice, Choice)
     assert "epochs-fixed" not in fixed.choice.reason
@@ -379,7 +382,9 @@ def test_while_workers_for_the_choice_start_the_job_trains_on(tmp_path: Path) ->
     start_s = trainer.further_start.median_s
     spent_s, left = trainer.elapsed_s, 1.0 - decision.progress
     choice = Choice(larger, "time", "")
-    found = predict_run(trainer, choice, run_ahead(trainer, decision.told, decision.curve, choice, end=END))
+    found = predict_run(
+        trainer, decision.told, choice, run_ahead(trainer, decision.told, decision.curve, choice, end=END)
+    )
 
     assert start_s > 5.0
     assert found.spent_s == pytest.approx(spent_s + start_s)
@@ -402,7 +407,9 @@ def test_the_pause_of_a_program_that_starts_again_is_in_the_prediction_and_its_i
     )
     choice = Choice(other, "time", "")
     ahead = run_ahead(trainer, decision.told, decision.curve, choice, end=END)
-    found, without = (predict_run(trainer, choice, one) for one in (ahead, replace(ahead, stall=None)))
+    found, without = (
+        predict_run(trainer, decision.told, choice, one) for one in (ahead, replace(ahead, stall=None))
+    )
 
     stall = trainer.stall(other.configuration)
     assert stall is not None
@@ -594,6 +601,35 @@ def test_what_a_search_and_a_run_took_add_up(tmp_path: Path) -> None:
     assert 0 < taken.time_s < actual.time_s
     assert 0 < taken.cost_usd < actual.cost_usd
     assert actual.epochs == sum(record.samples for record in trainer.history.steps) / SAMPLES
+
+
+@pytest.mark.parametrize("batch", [32, 64])
+def test_epochs_are_predicted_as_they_are_counted_at_whatever_batch_sizes(tmp_path: Path, batch: int) -> None:
+    search, trainer = searched(Scripted(epoch_steps=10**6, worker_sqnorm=1.5), tmp_path)
+    decision = decided(search, trainer, goal={"max_epochs": 2})
+    point = decision.curve.find(Configuration("local-1", 2, batch))
+    assert point is not None
+    choice = Choice(point, "time", "")
+    predicted = predict_run(
+        trainer, decision.told, choice, run_ahead(trainer, decision.told, decision.curve, choice, end=END)
+    )
+    trainer.move(point.configuration, "as chosen")
+    last = trainer.step + round((1.0 - progress_of(trainer, decision.told)) * point.epochs * SAMPLES / batch)
+    trainer.until(lambda: trainer.step == last)
+    actual = actual_of(trainer, SAMPLES, point.configuration)
+    assert actual is not None
+    error = time_error(predicted, actual)
+
+    assert predicted.epochs == pytest.approx(actual.epochs, abs=2 * batch / SAMPLES)
+    assert error is not None
+    assert abs(error.epochs_s) < 2 * STEP_S
+    again = resumed_epochs(
+        JobSpec.model_validate({**JOB.written(), "goal": {"max_epochs": 2}}),
+        point.configuration,
+        predicted,
+        None,
+    )
+    assert again.epochs(np.array([float(batch)])) == point.epochs
 
 
 # ---- asking ----------------------------------------------------------------------------------------------

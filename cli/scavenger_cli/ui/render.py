@@ -259,7 +259,7 @@ def confirmation(curve: TradeoffCurve, choice: Choice, predicted: Predicted) -> 
     """The time and cost that the user is asked to confirm."""
     yield Text(total_words(predicted, relative_only=curve.relative_only), style="bold")
     grid = table(("This will run", "left"), (label(choice.point), "left"))
-    grid.add_row("epochs", quantity(predicted.epochs))
+    grid.add_row("epochs in all", quantity(predicted.epochs))
     grid.add_row("", "training continues while this question waits")
     yield grid
 
@@ -287,7 +287,7 @@ def comparison(
         ("time", durations, "time_s", duration_range, "time_interval_s"),
         ("cost", moneys, "cost_usd", money_range, "cost_interval_usd"),
         ("step time", durations, "step_time_s", None, ""),
-        ("epochs", lambda column: [quantity(one) for one in column], "epochs", None, ""),
+        ("epochs in all", lambda column: [quantity(one) for one in column], "epochs", None, ""),
     )
     for name, show, attribute, show_range, interval in rows:
         cells = [name]
@@ -341,7 +341,7 @@ def _causes(report: RunReport) -> Iterator[RenderableType]:
     epochs, step_time, other = (_share(part, actual.time_s) for part in parts)
     yield Text(
         f"time off by {_share(error.whole_s, actual.time_s)}: {epochs} from epochs "
-        f"({quantity(predicted.epochs)} predicted, {quantity(actual.epochs)} needed{hinted}), {step_time} from "
+        f"({quantity(predicted.epochs)} predicted, {quantity(actual.epochs)} trained{hinted}), {step_time} from "
         f"step time, {other} from the rest (starts, evaluations, changes of configuration, the end)"
     )
 

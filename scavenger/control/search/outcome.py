@@ -105,24 +105,27 @@ def _pause(trainer: Trainer, there: Configuration) -> Lasting | None:
     return None if trainer.configuration == there else trainer.stall(there)
 
 
-def predict_run(trainer: Trainer, choice: Choice, rest: RunAhead) -> Predicted:
+def predict_run(trainer: Trainer, model: JobModel, choice: Choice, rest: RunAhead) -> Predicted:
     """Predict the whole run, from its start to its end, by what is left of it."""
     point = choice.point
     ahead = rest.predict()
     now_s, now_usd = trainer.elapsed_s, trainer.cost_usd
     low_s, high_s = ahead.time_interval_s
     low_usd, high_usd = ahead.cost_interval_usd
+    meanwhile = ahead.share * (1.0 - ahead.remaining) - rest.behind
+    spent_epochs = _epochs_trained(trainer, model.dataset_size) + meanwhile * point.epochs
     return Predicted(
         time_s=now_s + ahead.time_s,
         time_interval_s=(now_s + low_s, now_s + high_s),
         cost_usd=now_usd + ahead.cost_usd,
         cost_interval_usd=(now_usd + low_usd, now_usd + high_usd),
         step_time_s=point.step_time_s,
-        epochs=point.epochs * ahead.share,
+        epochs=spent_epochs + ahead.share * ahead.remaining * point.epochs,
         spent_s=now_s + ahead.start_s,
         spent_usd=now_usd + ahead.start_usd,
         remaining=ahead.remaining,
         end_s=rest.end.median_s,
+        spent_epochs=spent_epochs,
     )
 
 
@@ -160,6 +163,7 @@ def predict_anew(trainer: Trainer, model: JobModel, choice: Choice, rest: RunAhe
         spent_usd=anew.start_usd,
         remaining=anew.remaining,
         end_s=rest.end.median_s,
+        spent_epochs=(1.0 - anew.remaining) * anew.share * point.epochs,
     )
 
 
@@ -167,9 +171,13 @@ def _epochs_allowed(trainer: Trainer, model: JobModel) -> float:
     """Epochs until the run ends, whether its target is reached or not; more than 0, infinite without a target."""
     if model.statistical.fixed is not None:
         return math.inf
-    history = trainer.history
-    samples = history.before.epoch * model.dataset_size + history.before.consumed + history.samples
-    return max(model.max_epochs - samples / model.dataset_size, 1e-6)
+    return max(model.max_epochs - _epochs_trained(trainer, model.dataset_size), 1e-6)
+
+
+def _epochs_trained(trainer: Trainer, dataset_size: int) -> float:
+    """Epochs that are trained, at whatever batch sizes; those of earlier attempts too."""
+    before = trainer.history.before
+    return before.epoch + (before.consumed + trainer.history.samples) / dataset_size
 
 
 def _time_meanwhile_s(trainer: Trainer, curve: TradeoffCurve, there: Configuration, present: int) -> float:
@@ -219,13 +227,11 @@ def actual_of(
     if not trainer.history.samples:
         return None
     configurations = [one for one in (chosen, trainer.configuration) if one is not None]
-    samples = trainer.history.before.consumed + trainer.history.samples
-    epochs = trainer.history.before.epoch + samples / dataset_size
     return Actual(
         time_s=trainer.elapsed_s,
         cost_usd=trainer.cost_usd,
         step_time_s=trainer.history.step_time_s(*configurations),
-        epochs=trainer.epochs_at(epochs, configurations[0].global_batch_size) if configurations else epochs,
+        epochs=_epochs_trained(trainer, dataset_size),
         end_s=end_s,
         first_start_s=_median(trainer.starts.first_s),
         start_s=_median(trainer.starts.further_s),

@@ -50,5 +50,7 @@ def resumed_epochs(
     fixed = None if stored is None else stored.statistical.fixed
     if fixed is not None and fixed.critical_batch_size is not None:
         return FixedEpochs(epochs, fixed.critical_batch_size, own)
-    growth = size / own if predicted is None else predicted.epochs / epochs
+    growth = size / own
+    if predicted is not None and predicted.remaining:
+        growth = predicted.epochs_ahead / predicted.remaining / epochs
     return FixedEpochs.through(epochs, own, size, growth)

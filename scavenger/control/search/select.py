@@ -175,7 +175,9 @@ def decide(
         choice,
         at,
         progress,
-        predicted=predict_anew(trainer, told, choice, ahead) if anew else predict_run(trainer, choice, ahead),
+        predicted=predict_anew(trainer, told, choice, ahead)
+        if anew
+        else predict_run(trainer, told, choice, ahead),
         ahead=ahead,
         estimate=estimate_of(choice.point, offer, terms) if terms is not None and rents else None,
     )

@@ -120,7 +120,7 @@ class Controller:
         offer: The VM type on which the job runs.
         at_risk: Workers that the cloud may preempt at an unannounced time.
         checkpoint_step: Step of the newest checkpoint; 0 before the first.
-        callbacks, last_for, epochs_at: The runs of the callbacks; see `Verdicts`.
+        callbacks, last_for: The runs of the callbacks; see `Verdicts`.
     """
 
     def __init__(
@@ -147,7 +147,6 @@ class Controller:
         self._warned_of: set[str] = set()
         self._verdicts = Verdicts(goal, history, warn_once=self._warn_once)
         self.callbacks, self.last_for = self._verdicts.callbacks, self._verdicts.last_for
-        self.epochs_at = self._verdicts.epochs_at
         self._refused_at_s = -math.inf
 
     @property

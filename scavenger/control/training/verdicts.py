@@ -59,13 +59,6 @@ class Verdicts:
         self.epochs = epochs
         self.callbacks.epochs = int(epochs.epochs(np.array([float(global_batch_size)]))[0])
 
-    def epochs_at(self, done: float, global_batch_size: int) -> float:
-        """How many epochs at a batch size make the progress of those that are trained, at whatever batch sizes."""
-        if self.epochs.reference_batch_size is None:
-            return done
-        at = float(self.epochs.epochs(np.array([float(global_batch_size)]))[0])
-        return at - self.epochs.left(done, self._history.samples_by_batch, global_batch_size)
-
     def roll_back(self) -> None:
         """Forget the verdict, and the run that is awaited: the epoch is undone."""
         self.finished = self.reached = False

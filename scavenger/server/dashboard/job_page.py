@@ -301,7 +301,7 @@ def _compared(job: JobRecord) -> Iterator[Compared]:
         ("Time", duration, "time_s", "" if predicted is None else duration_range(*predicted.time_interval_s)),
         ("Cost", money, "cost_usd", "" if predicted is None else money_range(*predicted.cost_interval_usd)),
         ("Step time", duration, "step_time_s", ""),
-        ("Epochs", quantity, "epochs", ""),
+        ("Epochs in all", quantity, "epochs", ""),
     )
     for name, words, field, interval in rows:
         expected = None if predicted is None else float(getattr(predicted, field))
