@@ -18,7 +18,7 @@ from scavenger.control.jobs.pool_seat import PoolSeat
 from scavenger.control.pools.rented import KEEPER_NAME, MeansKnown, apart_of
 from scavenger.control.service.server import configured_pools
 from scavenger.domain.intent import Intent, VmTimes
-from scavenger.domain.job import JobSpec
+from scavenger.domain.job import JobSpec, ResourcesSpec
 from scavenger.domain.pool import Pool, PoolAllotment, PoolShare, PoolVms
 from scavenger.errors import ConfigurationError
 from scavenger.policy.provisioning.boots import ESTIMATE_S
@@ -119,6 +119,8 @@ def test_a_job_runs_on_the_vms_of_its_pool(tmp_path: Path) -> None:
     assert JobSpec.model_validate(there.written()) == there
     here = PoolSeat("pool gpu", PoolShare(2, 2, 2, 1)).within(job)
     assert str(here.infra) == "pool/gpu"
+    large = job.model_copy(update={"resources": ResourcesSpec(cpus=8, disk=500)})
+    assert seat.within(large).resources == ResourcesSpec(vm="e2-standard-4", disk=500)
 
 
 def test_a_job_with_aggregators_of_its_own_has_a_vm_for_them(tmp_path: Path) -> None:

@@ -81,7 +81,9 @@ class PoolSeat:
         if (vms := self._vms) is not None:
             place = {
                 "infra": Infra.parse(vms.infra),
-                "resources": ResourcesSpec(vm=vms.vm or self.share.vm),
+                "resources": ResourcesSpec(
+                    vm=vms.vm or self.share.vm, disk=job.resources.disk if job.resources else None
+                ),
                 "spot": "always" if vms.spot else "never",
             }
         rents = self._vms is not None or job.infra.capabilities.rents
