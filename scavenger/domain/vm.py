@@ -187,12 +187,17 @@ class VmSeen:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """A limit of the account in a region; `limit` and `used` in the quota's own unit (vCPUs, VMs, GPUs)."""
+    """A limit of the account in a region; `limit` and `used` in the quota's own unit (vCPUs, VMs, GPUs).
+
+    Attributes:
+        spot_too: Whether spot VMs count against one of VMs on demand, as they have none of their own.
+    """
 
     name: str
     region: str
     limit: float
     used: float
+    spot_too: bool = False
 
 
 @dataclass(frozen=True, slots=True)

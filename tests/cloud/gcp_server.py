@@ -142,6 +142,7 @@ class ComputeServer:
             "compute.machineTypes.get": self._machine_type,
             "compute.machineTypes.list": self._machine_types,
             "compute.zones.list": self._zones,
+            "compute.projects.get": self._project,
             "compute.regions.get": self._region,
             "compute.disks.aggregatedList": self._list_disks,
             "compute.disks.delete": self._delete_disk,
@@ -414,10 +415,14 @@ class ComputeServer:
             "name": name,
             "status": "UP",
             "zones": [f"{ROOT}/projects/{PROJECT}/zones/{zone}" for zone in ZONES if ZONES[zone] == name],
-            "quotas": [
-                {"metric": metric, "limit": limit, "usage": used}
-                for metric, (used, limit) in self.project.usage().items()
-            ],
+            "quotas": _quotas(self.project.usage()),
+        }
+
+    def _project(self, parameters: dict[str, str], _: Any) -> dict[str, Any]:
+        return {
+            "kind": "compute#project",
+            "name": parameters["project"],
+            "quotas": _quotas(self.project.usage_everywhere()),
         }
 
     # Lists
@@ -502,6 +507,10 @@ def _fail(fault: str, count: int) -> None:
         raise _PageError(404, b"<html>The requested URL /compute/v1/x/instances/1 was not found</html>")
     if fault == "garble":
         raise _PageError(200, b'{"items": [')
+
+
+def _quotas(usage: Mapping[str, tuple[float, float]]) -> list[dict[str, Any]]:
+    return [{"metric": metric, "limit": limit, "usage": used} for metric, (used, limit) in usage.items()]
 
 
 def _machine_type(name: str, zone: str) -> dict[str, Any]:

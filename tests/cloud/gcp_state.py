@@ -33,8 +33,9 @@ TYPES = {
 WITH_L4 = {"g2-standard-24": 2}
 """GPUs of those that have some: they cannot move to another host."""
 NOT_IN = {("n2-standard-8", "us-central1-f"), ("e2-standard-2", "us-central1-b")}
+L4S, SPOT_L4S = "NVIDIA_L4_GPUS", "PREEMPTIBLE_NVIDIA_L4_GPUS"
 ROOT = "https://www.googleapis.com/compute/v1"
-CPUS_MAX, GPUS_MAX = 200.0, 8.0
+CPUS_MAX = 200.0
 
 REQUEST_ID_KEPT_S = 3600.0
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -106,6 +107,7 @@ class Project:
     Attributes:
         stock_out: Zones with nothing to give; told by the operation.
         vms_max: Of the region; told at once, or by the operation where `quota_late`.
+        gpus_max: L4s of the region on demand; of spot VMs, which count as on demand where that is 0; of all regions.
         hidden_s: How long lists miss what is new.
         networks: Names of the project's networks.
         constraints: Those of the organisation that hold: `compute.vmExternalIpAccess`.
@@ -124,6 +126,7 @@ class Project:
     lock: threading.RLock = field(default_factory=threading.RLock)
     stock_out: set[str] = field(default_factory=set)
     vms_max: int | None = None
+    gpus_max: tuple[float, float, float] = (8.0, 8.0, 16.0)
     quota_late: bool = False
     hidden_s: float = 0.0
     breaks: list[tuple[str, int]] = field(default_factory=list)
@@ -147,21 +150,30 @@ class Project:
     def usage(self) -> dict[str, tuple[float, float]]:
         """Quotas of the region: used and allowed."""
         here = [each for each in self.alive() if ZONES[each.zone] == REGION]
-        cpus, gpus = {True: 0.0, False: 0.0}, 0.0
+        cpus = {True: 0.0, False: 0.0}
+        gpus = {L4S: 0.0, SPOT_L4S: 0.0}
         for each in here:
-            spot = each.body.get("scheduling", {}).get("provisioningModel") == "SPOT"
-            kind = each.body["machineType"].rpartition("/")[2]
-            cpus[spot] += shape(kind, each.zone)[0]
-            gpus += WITH_L4.get(kind, 0)
+            cpus[_is_spot(each.body)] += shape(_kind(each.body), each.zone)[0]
+            gpus[self._gpu_quota(each.body)] += WITH_L4.get(_kind(each.body), 0)
         most = 1000.0 if self.vms_max is None else float(self.vms_max)
         return {
             "CPUS": (cpus[False], CPUS_MAX),
             "PREEMPTIBLE_CPUS": (cpus[True], CPUS_MAX),
             "INSTANCES": (float(len(here)), most),
             "COMMITTED_CPUS": (0.0, 0.0),
-            "NVIDIA_L4_GPUS": (gpus, GPUS_MAX),
+            L4S: (gpus[L4S], self.gpus_max[0]),
+            SPOT_L4S: (gpus[SPOT_L4S], self.gpus_max[1]),
+            f"COMMITTED_{L4S}": (0.0, 0.0),
             "NETWORKS": (1.0, 5.0),
         }
+
+    def usage_everywhere(self) -> dict[str, tuple[float, float]]:
+        """Quotas of the project: used and allowed."""
+        gpus = sum(WITH_L4.get(_kind(each.body), 0) for each in self.alive())
+        return {"GPUS_ALL_REGIONS": (float(gpus), self.gpus_max[2]), "NETWORKS": (1.0, 15.0)}
+
+    def _gpu_quota(self, body: dict[str, Any]) -> str:
+        return SPOT_L4S if _is_spot(body) and self.gpus_max[1] else L4S
 
     def find(self, zone: str, instance: str) -> Machine:
         for each in self.alive():
@@ -191,7 +203,7 @@ class Project:
             place = f"projects/{PROJECT}/zones/{zone}/instances/{name}"
             raise RefusedError(409, "alreadyExists", f"The resource '{place}' already exists")
         self._check_policies(zone, body)
-        error, status = self._trouble(zone)
+        error, status = self._trouble(zone, body)
         now = self.clock()
         machine = Machine(next(self._ids), name, zone, body, now, self.up_after_s)
         machine.address = f"10.128.0.{machine.id % 250 + 2}"
@@ -343,8 +355,16 @@ class Project:
             self._requests[request_id] = (operation.name, self.clock())
         return operation
 
-    def _trouble(self, zone: str) -> tuple[dict[str, Any] | None, int]:
+    def _trouble(self, zone: str, body: dict[str, Any]) -> tuple[dict[str, Any] | None, int]:
         used, allowed = self.usage()["INSTANCES"]
+        gpus = WITH_L4.get(_kind(body), 0)
+        quotas = {"GPUS_ALL_REGIONS": (self.usage_everywhere(), "globally")}
+        if ZONES[zone] == REGION:
+            quotas[self._gpu_quota(body)] = self.usage(), f"in region {REGION}"
+        for name, (usage, place) in quotas.items():
+            before, most = usage[name]
+            if gpus and before + gpus > most:
+                raise RefusedError(403, "quotaExceeded", f"Quota '{name}' exceeded.  Limit: {most} {place}.")
         if self.breaks:
             code, status = self.breaks.pop(0)
             return {"errors": [{"code": code, "message": f"It did not work: {code}."}]}, status
@@ -477,6 +497,14 @@ def _is_network(text: str) -> bool:
 
 def stamp(at: float) -> str:
     return (EPOCH + timedelta(seconds=at)).astimezone(_ABROAD).isoformat(timespec="milliseconds")
+
+
+def _kind(body: dict[str, Any]) -> str:
+    return str(body["machineType"]).rpartition("/")[2]
+
+
+def _is_spot(body: dict[str, Any]) -> bool:
+    return bool(body.get("scheduling", {}).get("provisioningModel") == "SPOT")
 
 
 def shape(kind: str, zone: str) -> tuple[int, int]:

@@ -12,15 +12,18 @@ from made_intents import made_request
 pytest.importorskip("google.cloud.compute_v1")
 pytest.importorskip("googleapiclient")
 
-from gcp_server import ComputeServer
+from gcp_server import ROLE, ComputeServer
 from gcp_state import EPOCH, PROJECT, REGION, Machine
 from gcp_world import DAY_S, ZONE, GcpWorld, provider_of, world_on
 from google.api_core.exceptions import GoogleAPICallError, from_http_status
 from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
 
 from scavenger import errors
+from scavenger.cloud.catalog.snapshot import read_snapshot
+from scavenger.cloud.gcp.adapter import gpus_of
 from scavenger.cloud.gcp.errors import translated_errors
 from scavenger.cloud.gcp.provider import ENDPOINT_VARIABLE, GcpProvider
+from scavenger.cloud.quotas import vms_left
 from scavenger.domain.vm import VmRequest
 from scavenger.testing.provider_conformance import LONG_S, OWNER, make_request, token_of
 
@@ -293,7 +296,49 @@ def test_quotas_leave_out_what_does_not_bear_on_vms(world: GcpWorld) -> None:
         "PREEMPTIBLE_CPUS",
         "INSTANCES",
         "NVIDIA_L4_GPUS",
+        "PREEMPTIBLE_NVIDIA_L4_GPUS",
+        "GPUS_ALL_REGIONS",
     }
+
+
+@pytest.mark.parametrize(
+    ("gpus_max", "spot", "left", "quota"),
+    [
+        ((8.0, 2.0, 16.0), False, 4, "NVIDIA_L4_GPUS"),
+        ((8.0, 2.0, 16.0), True, 1, "PREEMPTIBLE_NVIDIA_L4_GPUS"),
+        ((6.0, 0.0, 16.0), True, 3, "NVIDIA_L4_GPUS"),
+        ((8.0, 8.0, 5.0), False, 2, "GPUS_ALL_REGIONS"),
+        ((8.0, 8.0, 0.0), True, 0, "GPUS_ALL_REGIONS"),
+    ],
+)
+def test_as_many_vms_with_gpus_start_as_the_quotas_were_said_to_leave(
+    world: GcpWorld, gpus_max: tuple[float, float, float], spot: bool, left: int, quota: str
+) -> None:
+    world.server.project.gpus_max = gpus_max
+    found = vms_left("gcp", world.provider.quotas(), "g2-standard-24", 24, spot=spot)
+    for number in range(left):
+        world.provider.launch(make_request(world, number, vm="g2-standard-24", spot=spot))
+    with pytest.raises(errors.QuotaError) as caught:
+        world.provider.launch(make_request(world, left, vm="g2-standard-24", spot=spot))
+
+    assert found is not None
+    assert (found[0], found[1].name, caught.value.quota) == (left, quota, quota)
+
+
+def test_a_project_that_may_not_be_read_still_has_the_quotas_of_its_region(
+    world: GcpWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gcp_server.ROLE", ROLE - {"compute.projects.get"})
+
+    assert {"CPUS", "NVIDIA_L4_GPUS"} <= {quota.name for quota in world.provider.quotas()}
+
+
+def test_every_machine_type_with_gpus_of_the_catalogue_counts_against_their_quota() -> None:
+    places = [types for (provider, _), types in read_snapshot().listings.items() if provider == "gcp"]
+    for machine in {entry.machine for types in places for entry in types.values()}:
+        quota, gpus = gpus_of(machine.name, machine.cpus)
+        assert gpus == machine.accelerators, machine.name
+        assert not gpus or quota.startswith(f"NVIDIA_{machine.accelerator.replace('-', '_')}_"), machine.name
 
 
 # Time limits and odd answers

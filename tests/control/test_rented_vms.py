@@ -338,6 +338,14 @@ def test_a_cloud_that_throttles_or_is_silent_at_the_start_is_asked_again_for_som
         ("gcp", Quota("PREEMPTIBLE_CPUS", "r", 0, 0), "n2-standard-4", 4, True, None),
         ("gcp", Quota("INSTANCES", "r", 8, 5), "n2-standard-4", 4, True, 3),
         ("gcp", Quota("IN_USE_ADDRESSES", "r", 1, 1), "n2-standard-4", 4, False, None),
+        ("gcp", Quota("NVIDIA_L4_GPUS", "r", 4, 1), "g2-standard-24", 24, False, 1),
+        ("gcp", Quota("NVIDIA_L4_GPUS", "r", 4, 1), "g2-standard-24", 24, True, None),
+        ("gcp", Quota("NVIDIA_L4_GPUS", "r", 4, 1, spot_too=True), "g2-standard-24", 24, True, 1),
+        ("gcp", Quota("NVIDIA_L4_GPUS", "r", 0, 0), "a2-highgpu-1g", 12, False, None),
+        ("gcp", Quota("PREEMPTIBLE_NVIDIA_A100_GPUS", "r", 16, 0), "a2-highgpu-4g", 48, True, 4),
+        ("gcp", Quota("PREEMPTIBLE_NVIDIA_A100_GPUS", "r", 0, 0), "a2-highgpu-4g", 48, True, None),
+        ("gcp", Quota("GPUS_ALL_REGIONS", "r", 0, 0), "g2-standard-4", 4, False, 0),
+        ("gcp", Quota("GPUS_ALL_REGIONS", "r", 0, 0), "n2-standard-4", 4, False, None),
     ],
 )
 def test_what_a_quota_leaves(

@@ -7,7 +7,7 @@ from typing import Any
 
 from scavenger.cloud.adapters import Adapter, Opening
 from scavenger.cloud.base import Inspection, Provider
-from scavenger.cloud.gcp.names import PROJECT_VARIABLE
+from scavenger.cloud.gcp.names import ALL_GPUS, PREEMPTIBLE, PROJECT_VARIABLE
 from scavenger.cloud.identity import IdentityVerifier
 from scavenger.domain.vm import Quota
 from scavenger.domain.vm_settings import GcpSettings
@@ -60,10 +60,45 @@ def _verify(opening: Opening) -> IdentityVerifier | None:
     return GcpIdentity(project_of(opening), functools.partial(saved_certificates, file))
 
 
+_GPUS = {
+    "g2-standard": "NVIDIA_L4_GPUS",
+    "g4-standard": "NVIDIA_RTX_PRO_6000_GPUS",
+    "a2-highgpu": "NVIDIA_A100_GPUS",
+    "a2-megagpu": "NVIDIA_A100_GPUS",
+    "a2-ultragpu": "NVIDIA_A100_80GB_GPUS",
+    "a3-highgpu": "NVIDIA_H100_GPUS",
+    "a3-megagpu": "NVIDIA_H100_MEGA_GPUS",
+    "a3-ultragpu": "NVIDIA_H200_GPUS",
+    "a4-highgpu": "NVIDIA_B200_GPUS",
+}
+"""Regional quota by series and class of machine types; that of spot VMs is PREEMPTIBLE_ and the same."""
+
+
+def gpus_of(vm: str, cpus: int) -> tuple[str, int]:
+    """The quota that counts the GPUs of a machine type on demand, and how many it has; empty and 0 without GPUs.
+
+    References:
+        .. [1] https://docs.cloud.google.com/compute/docs/accelerator-optimized-machines
+    """
+    kind, _, size = vm.rpartition("-")
+    if kind not in _GPUS:
+        return "", 0
+    if size.endswith("g"):  # a2-highgpu-4g
+        return _GPUS[kind], int(size[:-1])
+    if kind == "g4-standard":
+        return _GPUS[kind], cpus // 48
+    return _GPUS[kind], cpus // 12 if cpus % 12 == 0 else 1
+
+
 def _share(quota: Quota, vm: str, cpus: int, spot: bool) -> float:
     """A preemptible quota of 0 means that there is none."""
     if quota.name == "INSTANCES":
         return 1.0
+    by_gpu, gpus = gpus_of(vm, cpus)
+    if quota.name in (by_gpu, ALL_GPUS):
+        return float(gpus) if quota.spot_too or not spot else 0.0
+    if quota.name == PREEMPTIBLE + by_gpu:
+        return float(gpus) if spot and quota.limit > 0 else 0.0
     if quota.name == "PREEMPTIBLE_CPUS":
         return float(cpus) if spot and quota.limit > 0 else 0.0
     family = vm.partition("-")[0].upper()

@@ -25,6 +25,11 @@ PROJECT_VARIABLE = "GOOGLE_CLOUD_PROJECT"
 ENDPOINT_VARIABLE = "SCAVENGER_GCP_ENDPOINT"
 """Environment variable with where to ask in Google's place, without credentials: for tests."""
 
+ALL_GPUS = "GPUS_ALL_REGIONS"
+"""The quota of a project's GPUs, on demand and spot, in all regions."""
+PREEMPTIBLE = "PREEMPTIBLE_"
+"""What the name of a quota of spot VMs begins with."""
+
 _LABEL_CHARACTERS = 63
 _LABELS_MAX = 64
 _RESERVED = "scavenger-"

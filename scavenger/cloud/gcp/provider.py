@@ -23,7 +23,7 @@ from typing import Any
 
 import google.auth
 from google.api_core.client_options import ClientOptions
-from google.api_core.exceptions import Conflict, NotFound
+from google.api_core.exceptions import Conflict, Forbidden, NotFound
 from google.api_core.gapic_v1.client_info import ClientInfo
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import compute_v1
@@ -32,7 +32,9 @@ from scavenger.cloud.base import CONSOLE_CHARACTERS
 from scavenger.cloud.gcp.errors import is_missing, is_taken, of_operation, translated_errors
 from scavenger.cloud.gcp.logins import LoginRules
 from scavenger.cloud.gcp.names import (
+    ALL_GPUS,
     ENDPOINT_VARIABLE,
+    PREEMPTIBLE,
     custom_type,
     instance_name,
     leader_filter,
@@ -266,17 +268,26 @@ class GcpProvider:
         return str(output.contents)
 
     def quotas(self) -> tuple[Quota, ...]:
-        """See `Provider.quotas`: the region's; those of the whole project are reported when they are reached."""
+        """See `Provider.quotas`: the region's, and that of GPUs in all regions, where the project may be read."""
+        deadline = self._deadline()
         with self._told("reading the quotas", self.region):
             region = self._regions.get(
                 request=compute_v1.GetRegionRequest(project=self.project, region=self.region),
-                **self._limits(self._deadline()),
+                **self._limits(deadline),
             )
-            return tuple(
-                Quota(quota.metric, self.region, quota.limit, quota.usage)
-                for quota in region.quotas
-                if _QUOTAS.fullmatch(quota.metric)
+            told = {one.metric: one for one in region.quotas if _QUOTAS.fullmatch(one.metric)}
+            with suppress(Forbidden):
+                project = self._projects.get(
+                    request=compute_v1.GetProjectRequest(project=self.project), **self._limits(deadline)
+                )
+                told |= {one.metric: one for one in project.quotas if one.metric == ALL_GPUS}
+        apart = {metric for metric in told if (own := told.get(PREEMPTIBLE + metric)) and own.limit > 0.0}
+        return tuple(
+            Quota(
+                metric, self.region, one.limit, one.usage, spot_too="GPUS" in metric and metric not in apart
             )
+            for metric, one in told.items()
+        )
 
     @property
     def deletes_at(self) -> str:
@@ -495,6 +506,10 @@ class GcpProvider:
     @cached_property
     def _zones(self) -> compute_v1.ZonesClient:
         return compute_v1.ZonesClient(**self.client_options)
+
+    @cached_property
+    def _projects(self) -> compute_v1.ProjectsClient:
+        return compute_v1.ProjectsClient(**self.client_options)
 
     @cached_property
     def _regions(self) -> compute_v1.RegionsClient:
