@@ -29,6 +29,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+import msgspec
+
 _NUMBERS_PER_VIEW = 1 << 32
 """Range of map numbers of a view, larger than a view ever needs: a restarted sequencer, which always has a newer view,
 never reuses a number of its predecessor."""
@@ -38,8 +40,7 @@ _TICKS_MAX = 30
 """How often a copy that the step waits for is asked for again before the migration is given up."""
 
 
-@dataclass(frozen=True, slots=True)
-class BucketMap:
+class BucketMap(msgspec.Struct, frozen=True, array_like=True):
     """Which aggregator holds each bucket.
 
     Attributes:

@@ -12,8 +12,8 @@ SLOTS_PER_WORKER = 64
 """A worker's own slots: one for its share, the others for what it computes in place of lost workers."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Position:
+# What each of a thousand workers is sent has no names of fields, which would be most of it.
+class Position(msgspec.Struct, frozen=True, order=True, array_like=True):
     """Where the next step begins: `consumed` samples into `epoch` (0-based)."""
 
     epoch: int = 0
@@ -65,8 +65,7 @@ class View:
         return len(self.members)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerView:
+class WorkerView(msgspec.Struct, frozen=True, array_like=True):
     """What one worker has to know of a view. Its size does not grow with the number of workers.
 
     Attributes:

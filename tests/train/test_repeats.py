@@ -400,6 +400,7 @@ def test_a_view_is_sent_to_each_worker_once_and_orders_name_it(job: Job) -> None
     assert [(message.view.workers, message.view.rank) for _, message in views] == [
         (300, rank) for rank in range(300)
     ]
+    assert made.sent_bytes < 300 * 60, "bytes"
     said.clear()
     made.sent_bytes = 0
 
