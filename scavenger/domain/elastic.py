@@ -19,6 +19,8 @@ GradientExchange = Literal["auto", "leader", "process_group"]
 INTERVAL_MAX = 10**6
 """Upper bound on the steps between two changes of size: no job runs for longer."""
 COUNT_MAX = 10**4
+PROCESSES_MAX = 64
+"""Upper bound on the processes of a worker: no machine has more GPUs."""
 AggregatorPlacement = Literal["auto", "workers"]
 _STRAGGLER_WORDS = ("none", "replace")
 _THRESHOLDS = {"ewma": 0.8, "edl": 1.2}
@@ -198,6 +200,13 @@ class ElasticSpec(FrozenModel):
         description="Who averages the gradients of a PyTorch loop or script. leader: the process that leads the job. "
         "process_group: workers of one machine among themselves, by torch.distributed, over NCCL on GPUs and gloo on "
         "processors. auto: the faster of both, as measured, where each worker has a GPU of its own; else the leader.",
+    )
+    processes: int = Field(
+        default=1,
+        ge=1,
+        le=PROCESSES_MAX,
+        description="Processes of each worker of a PyTorch script, among which the script divides its model by "
+        "fully_shard, each on a GPU of its own if there are GPUs.",
     )
     move_buckets: bool | None = Field(
         default=None,

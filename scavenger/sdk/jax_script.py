@@ -32,6 +32,7 @@ class JaxScript(ScriptLoop):
     """
 
     def __init__(self, run: ScriptRun, state: Any, data: Any, batch_size: int | None) -> None:
+        run.refuse_several("a JAX script")
         with told_at(run.place):
             named(state)
             super().__init__(run, _batches(run, data, batch_size))

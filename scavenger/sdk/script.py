@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from scavenger.errors import TrainingCodeError
+from scavenger.errors import NotSupportedError, TrainingCodeError
 
 __all__ = ["Loop", "Prepared", "Reached", "ScriptRun", "Skipped", "begin", "current", "with_epochs"]
 
@@ -78,6 +78,8 @@ class ScriptRun:
         seed: Of the job, for the order of the samples.
         by_samples: Whether a schedule that is stepped in each batch counts samples, not steps.
         looks: Whether the script is to end where its first epoch begins.
+        rank: Number of this process among those of its worker.
+        processes: Of a worker, which divide its samples, and the model.
 
     Attributes:
         folder: See the arguments.
@@ -93,15 +95,19 @@ class ScriptRun:
     Skipped = Skipped
 
     def __init__(
-        self, folder: str, path: str, *, seed: int = 0, by_samples: bool = True, looks: bool = False
+        self,
+        folder: str,
+        path: str,
+        *,
+        seed: int = 0,
+        by_samples: bool = True,
+        looks: bool = False,
+        rank: int = 0,
+        processes: int = 1,
     ) -> None:
-        self.folder, self.path, self.seed, self.by_samples, self.looks = (
-            folder,
-            path,
-            seed,
-            by_samples,
-            looks,
-        )
+        self.folder, self.path, self.seed = folder, path, seed
+        self.by_samples, self.looks = by_samples, looks
+        self.rank, self.processes = rank, processes
         self.loops: Sequence[Loop] = ()
         self.lengths: dict[int, int] = {}
         self.prepared: Prepared | None = None
@@ -113,6 +119,18 @@ class ScriptRun:
         """Loops around the loop over the loader."""
         self._thread = threading.get_ident()
         """That of the script; PyTorch computes gradients of a device in another one."""
+
+    def refuse_several(self, what: str) -> None:
+        """Raise if a worker has several processes.
+
+        Raises:
+            NotSupportedError: Says what cannot be.
+        """
+        if self.processes > 1:
+            raise NotSupportedError(
+                f"{self.place()}: {what} in a worker of {self.processes} processes: leave elastic.processes out of the "
+                "job file"
+            )
 
     # ---- the script's calls --------------------------------------------------------------------------------
 

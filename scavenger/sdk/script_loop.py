@@ -82,6 +82,8 @@ class ScriptLoop(ABC):
         self._batch: Batch | None = None
         self._part = range(0)
         """The positions that are computed at once."""
+        self._number, self._parts_left = 0, 0
+        """Number of that part, and how many of the batch follow it."""
 
     def _join(self) -> None:
         """Wait until this worker is a member of the job, unless the script is only looked at."""
@@ -148,7 +150,7 @@ class ScriptLoop(ABC):
 
         The script then does all that the others do.
         """
-        self._part = parts[number]
+        self._part, self._number, self._parts_left = parts[number], number, len(parts) - number - 1
         if not self._part:
             return self.batches.few(job.epoch)
         return self.batches.read(job.epoch, parts, number, job.stride)
@@ -157,6 +159,10 @@ class ScriptLoop(ABC):
     def at_once(self) -> int:
         """Samples that are computed at once now; 0 outside of the loop over the loader."""
         return 0 if self._batch is None else len(self._part)
+
+    def _samples_of(self, batch: Batch) -> int:
+        """How many of the samples of a batch this process computes."""
+        return len(batch)
 
     def _refuse(self, words: str, *, at: str = "") -> NoReturn:
         raise TrainingCodeError(f"{at or self._run.place()}: {words}")
@@ -171,8 +177,8 @@ class ScriptLoop(ABC):
             except (TypeError, ValueError):
                 self._refuse(f"elastic.log({name}=...) takes a number, not {type(value).__name__}")
             if name == "loss" and (batch := self._batch) is not None:
-                before = self._loss if self._part.start > batch.start and self._loss else 0.0
-                self._loss = before + number * len(self._part) / max(1, len(batch))
+                before = self._loss if self._number and self._loss else 0.0
+                self._loss = before + number * len(self._part) / max(1, self._samples_of(batch))
             else:
                 self._metrics[name] = number
 

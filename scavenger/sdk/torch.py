@@ -25,7 +25,7 @@ import math
 import time
 import weakref
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ except ModuleNotFoundError as error:
 
 from scavenger.sdk.torch_devices import PinnedMemory, flat_names, in_main_memory, put_back, wait_for
 from scavenger.sdk.torch_groups import ProcessGroups
+from scavenger.sdk.torch_shards import around, is_divided, like, local, whole
 
 __all__ = ["ONLY_READING", "Elastic", "array_of"]
 
@@ -98,7 +99,7 @@ class Elastic:
     """What to do, in refusals."""
 
     def __init__(self, module: Any, optimizer: Any, *, scheduler: Any = None, scaler: Any = None) -> None:
-        _refuse_unsupported(module, optimizer)
+        _refuse_unsupported(module, optimizer, self._refuse_divided)
         self.module, self.optimizer, self.scheduler = module, optimizer, scheduler
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._parameters: list[Any] = []
@@ -118,6 +119,8 @@ class Elastic:
         self._groups = ProcessGroups(lambda: self._flat, self._give)
         self._own: list[Any] = []
         """For each parameter that is trained, its part of the flat array."""
+        self._grads: list[Any] = []
+        """The same as its gradient: if the parameter is divided over processes, so is this."""
         self._in: list[str] = []
         """For each parameter that is trained, the name of the flat array with its gradient."""
         self._places: dict[int, int] = {}
@@ -145,6 +148,14 @@ class Elastic:
         self._items: float | None = None
         """Of this worker's gradients, items per sample; None where they are means over its samples."""
         self._arrange(None, len(self._settings()))
+
+    def _refuse_divided(self, name: str, tensor: Any) -> None:
+        """Raise if a parameter or buffer is divided over processes."""
+        if is_divided(tensor):
+            raise NotSupportedError(
+                f"{name} is divided over processes: each worker of a loop has the whole model; leave it out, or write "
+                "a script that calls elastic.prepare"
+            )
 
     def zero_grad(self) -> None:
         """Forget all gradients; to be called before each `backward`, instead of the optimizer's `zero_grad`."""
@@ -184,8 +195,8 @@ class Elastic:
         for parameter, mean in zip(self._trained, means, strict=True):
             parameter.grad = mean
         self._apply(job)
-        for parameter, own, mean in zip(self._trained, self._own, means, strict=True):
-            parameter.grad = None if mean is None else own
+        for parameter, placed, mean in zip(self._trained, self._grads, means, strict=True):
+            parameter.grad = None if mean is None else placed
         self._forget()
 
     def _forget(self) -> None:
@@ -202,7 +213,7 @@ class Elastic:
             self._forget()
         if place is None:  # it joins the flat array with the next step
             return
-        own, name, adds = self._own[place], self._in[place], gradient is self._own[place]
+        own, name, adds = self._own[place], self._in[place], gradient is self._grads[place]
         version = own._version  # that of the whole flat array, as of every part
         if version != self._seen[name] + adds:
             self._changed = True
@@ -216,7 +227,8 @@ class Elastic:
 
     def _place(self, parameter: Any, place: int) -> None:
         """Put a gradient into the flat array."""
-        parameter.grad = self._own[place].copy_(_dense(parameter.grad))
+        self._own[place].copy_(_dense(parameter.grad))
+        parameter.grad = self._grads[place]
 
     def follow(self) -> None:
         """Have the flat arrays be where the module is, and of its data types, if it was moved since they were made."""
@@ -253,10 +265,10 @@ class Elastic:
         began = time.monotonic()
         arrays = self._arrays
         gradients = [parameter.grad for parameter in self._trained]
-        for own, gradient in zip(self._own, gradients, strict=True):
+        for own, placed, gradient in zip(self._own, self._grads, gradients, strict=True):
             if gradient is None:  # the loss does not depend on it
                 own.zero_()
-            elif gradient is not own:
+            elif gradient is not placed:
                 own.copy_(_dense(gradient))
         arrays[_USED][:] = [gradient is not None for gradient in gradients]
         arrays[_ITEMS][:] = 1.0 if self._items is None else self._items
@@ -326,7 +338,7 @@ class Elastic:
     def _refuse_changed(self) -> None:
         """Raise if somebody has changed a gradient since the backward pass."""
         written = any(flat._version != self._seen[name] for name, flat in self._flat.items())
-        now = ((self._trained[place].grad, self._own[place]) for place in self._computed)
+        now = ((self._trained[place].grad, self._grads[place]) for place in self._computed)
         replaced = any(gradient is not None and gradient is not own for gradient, own in now)
         hidden = any(self._probes[place].tobytes() != before for place, before in self._probed.items())
         if self._changed or written or replaced or hidden:
@@ -398,6 +410,7 @@ class Elastic:
         self._devices = dict.fromkeys(devices[name] for name in self._host)
         self._flat, self._mean, self._summed, self._trained = flats, ((), [], {}), ({}, []), trained
         self._own = _parts(trained, self._in, flats)
+        self._grads = [around(own, parameter) for own, parameter in zip(self._own, trained, strict=True)]
         largest = sorted(range(len(trained)), key=lambda place: trained[place].numel())[-_PROBES:]
         self._probes = {
             place: own.numpy().reshape(-1)[:: max(1, own.numel() // _PROBED)]
@@ -405,9 +418,10 @@ class Elastic:
             if place in largest and own.device.type == "cpu"
         }
         self._places = {id(parameter): place for place, parameter in enumerate(trained)}
-        for parameter, own, gradient in zip(trained, self._own, gradients, strict=True):
+        for place, (parameter, gradient) in enumerate(zip(trained, gradients, strict=True)):
             if gradient is not None:
-                parameter.grad = own.copy_(gradient)
+                self._own[place].copy_(gradient)
+                parameter.grad = self._grads[place]
             if id(parameter) not in self._hooked:
                 parameter.register_post_accumulate_grad_hook(self._receive)
                 self._hooked.add(id(parameter))
@@ -430,7 +444,7 @@ class Elastic:
         for name, host in self._host.items():
             self._flat[name].copy_(self._mean[2][name] if borrowed else host, non_blocking=True)
         wait_for(self._devices)  # the others write there when this step has ended
-        return self._own if private or not borrowed else self._mean[1]
+        return self._grads if private or not borrowed else self._mean[1]
 
     def _sums(self, *, private: bool) -> list[Any]:
         """The same, where a process group has formed the mean."""
@@ -442,7 +456,7 @@ class Elastic:
         for name, flat in self._flat.items():
             flat.copy_(sums[name])
         wait_for(self._devices)
-        return self._own
+        return self._grads
 
     def state(self) -> dict[str, Array]:
         """The whole replica as named arrays.
@@ -477,7 +491,8 @@ class Elastic:
             for name, array in state.items()
             if name.startswith("model/")
         }
-        self.module.load_state_dict(model)
+        present = self.module.state_dict()
+        self.module.load_state_dict({name: like(present.get(name), tensor) for name, tensor in model.items()})
         self._statistics.clear()
         kept: dict[int, dict[str, Any]] = {}
         for name, array in state.items():
@@ -486,7 +501,11 @@ class Elastic:
                 kept.setdefault(int(index), {})[slot] = torch.from_numpy(np.array(array))
         settings = _decoded(json.loads(np.asarray(state["settings"]).tobytes()))
         document = self.optimizer.state_dict()
-        document["state"] = kept
+        of = dict(enumerate(p for group in self.optimizer.param_groups for p in group["params"]))
+        document["state"] = {
+            index: {slot: like(of.get(index), value) for slot, value in slots.items()}
+            for index, slots in kept.items()
+        }
         groups, saved = document["param_groups"], settings["groups"]
         if len(groups) != len(saved):
             raise TrainingCodeError(
@@ -513,7 +532,7 @@ class Elastic:
                     yield f"{index}/{slot}", value
 
 
-def _refuse_unsupported(module: Any, optimizer: Any) -> None:
+def _refuse_unsupported(module: Any, optimizer: Any, refuse_divided: Callable[[str, Any], None]) -> None:
     if isinstance(module, torch.nn.parallel.DistributedDataParallel):
         raise NotSupportedError(
             "Elastic averages gradients itself: give it the module without DistributedDataParallel"
@@ -528,11 +547,12 @@ def _refuse_unsupported(module: Any, optimizer: Any) -> None:
         raise NotSupportedError("SparseAdam needs sparse gradients, and means are dense: use Adam")
     divided = any(type(one).__name__ == "FullyShardedDataParallel" for one in module.modules())
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if divided or hasattr(tensor, "device_mesh"):  # that of a DTensor
+        if divided:
             raise NotSupportedError(
-                f"{name} is divided over processes, by FSDP or a device mesh: each worker of a job has the whole "
-                "model; leave it out, or have torchrun train it (docs/command-jobs.md)"
+                f"{name} is divided by FullyShardedDataParallel: have fully_shard divide it, in a script that calls "
+                "elastic.prepare"
             )
+        refuse_divided(name, tensor)
         if torch.nn.parameter.is_lazy(tensor):
             raise NotSupportedError(
                 f"{name} has no shape yet: call the module with a batch before Elastic(...)"
@@ -610,7 +630,7 @@ def _flat_gradients(parameters: Sequence[Any], names: Sequence[str]) -> dict[str
     """A flat tensor of zeros in the main memory for the gradients of all parameters of each name."""
     sizes = dict.fromkeys(names, 0)
     for parameter, name in zip(parameters, names, strict=True):
-        sizes[name] += parameter.numel()
+        sizes[name] += local(parameter).numel()
     dtypes = {name: parameter.dtype for parameter, name in zip(parameters, names, strict=True)}
     return {name: torch.zeros(size, dtype=dtypes[name], device="cpu") for name, size in sizes.items()}
 
@@ -619,12 +639,14 @@ def _parts(parameters: Iterable[Any], names: Iterable[str], flat: Mapping[str, A
     """For each parameter, a view of its part of the flat tensor of its name."""
     at, found = dict.fromkeys(flat, 0), []
     for parameter, name in zip(parameters, names, strict=True):
-        begin, at[name] = at[name], at[name] + parameter.numel()
-        found.append(flat[name][begin : at[name]].view(parameter.shape))
+        part = local(parameter)
+        begin, at[name] = at[name], at[name] + part.numel()
+        found.append(flat[name][begin : at[name]].view(part.shape))
     return found
 
 
 def _dense(gradient: Any) -> Any:
+    gradient = local(gradient)
     if gradient.is_sparse:
         gradient = gradient.to_dense()
     return gradient.detach() if gradient.requires_grad else gradient
@@ -632,7 +654,7 @@ def _dense(gradient: Any) -> Any:
 
 def array_of(value: Any) -> Array:
     """A tensor or number as an array in the main memory."""
-    tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+    tensor = whole(value) if isinstance(value, torch.Tensor) else torch.as_tensor(value)
     if tensor.dtype == torch.bfloat16:  # NumPy has none; single precision holds it exactly
         tensor = tensor.float()
     found: Array = tensor.detach().cpu().numpy()

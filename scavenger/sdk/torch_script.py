@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import itertools
 import math
 import sys
 import threading
@@ -27,10 +26,12 @@ from torch.utils.data import DataLoader
 
 from scavenger.errors import NotSupportedError, TrainingCodeError
 from scavenger.sdk.loop import Batch, Job, borrows
+from scavenger.sdk.ranks import cut
 from scavenger.sdk.script import ScriptRun
 from scavenger.sdk.script_loop import Described, ElasticLoader, ScriptLoop, told_at
 from scavenger.sdk.torch import Array, Elastic, array_of
 from scavenger.sdk.torch_loader import BatchLoader
+from scavenger.sdk.torch_shards import is_divided, like, refuse_otherwise
 
 __all__ = ["TorchScript", "prepared"]
 
@@ -99,6 +100,8 @@ class _Replica(Elastic):
         self._refusal: TrainingCodeError | None = None
         self._stepped_at: dict[str, int] = {}
         """Versions of the flat arrays after the optimizer's last step."""
+        self._stepped_divided: dict[int, int] = {}
+        """Versions of divided gradients then, by place."""
         self._kept: dict[int, Any] = {}
         """By place, sums of the gradients of parts of the share, each times its items."""
         self.followers = {name: one for name, one in given.items() if name.startswith(_FOLLOWER)}
@@ -108,11 +111,8 @@ class _Replica(Elastic):
 
     def _receive(self, parameter: Any) -> None:
         place, gradient = self._places.get(id(parameter)), parameter.grad
-        own = None if place is None else self._own[place]
         if not self._begun and self._begins():
-            # nothing but this pass has written to the gradients since the step
-            at = -1 if place is None else self._stepped_at.get(self._in[place], -1) + 1
-            left = own is not None and gradient is own and own._version == at
+            left = place is not None and gradient is self._grads[place] and self._is_left(place)
             try:
                 self._script.backward_begins(left=left)
             except (
@@ -122,8 +122,18 @@ class _Replica(Elastic):
             # a DistributedDataParallel around the module has a callback, too, which must be before ours
             engine = torch.autograd.Variable._execution_engine
             engine.queue_callback(lambda: engine.queue_callback(self._end))
-        if place is not None and gradient is not own:
+        # those that fully_shard divides may still be computed, in a stream of its own
+        if place is not None and gradient is not self._grads[place] and not is_divided(parameter):
             super()._place(parameter, place)
+
+    def _is_left(self, place: int) -> bool:
+        """Whether nothing but this pass has written to a gradient since the step: it is added to that of before.
+
+        Operations on a divided tensor count its own versions, and `fully_shard` adds to its part alone.
+        """
+        if is_divided(placed := self._grads[place]):
+            return bool(placed._version == self._stepped_divided.get(place))
+        return bool(self._own[place]._version == self._stepped_at.get(self._in[place], -1) + 1)
 
     def _begins(self) -> bool:
         """Note that a backward pass has its first gradient; returns whether no other thread has noted it."""
@@ -135,6 +145,9 @@ class _Replica(Elastic):
         refusal, self._refusal, self._begun = self._refusal, None, False
         if refusal is not None:
             raise refusal
+        for place, (parameter, placed) in enumerate(zip(self._trained, self._grads, strict=True)):
+            if parameter.grad is not None and parameter.grad is not placed:
+                super()._place(parameter, place)
         self._script.backward_ended()
 
     def state(self) -> dict[str, Array]:
@@ -149,13 +162,24 @@ class _Replica(Elastic):
         super().load(state)
         for follower, module in self.followers.items():
             found = {
-                name: torch.from_numpy(np.array(state[f"{follower}/{name}"])) for name in module.state_dict()
+                name: like(present, torch.from_numpy(np.array(state[f"{follower}/{name}"])))
+                for name, present in module.state_dict().items()
             }
             module.load_state_dict(found)
 
     def stepped(self) -> None:
         """Note that the optimizer has made its step."""
         self._stepped_at = {name: flat._version for name, flat in self._flat.items()}
+        self._stepped_divided = {
+            place: placed._version for place, placed in enumerate(self._grads) if is_divided(placed)
+        }
+
+    def _refuse_divided(self, name: str, tensor: Any) -> None:
+        run = self._script.run
+        if isinstance(tensor, torch.nn.Parameter):
+            refuse_otherwise(name, tensor, run.processes)
+        else:
+            super()._refuse_divided(name, tensor)
 
     _TO_DIFFER = "; give a scheduler of the learning rate to elastic.prepare, too"
     _TO_SCALE = "give it to elastic.prepare(model, optimizer, loader, scaler), too"
@@ -180,7 +204,8 @@ class _Replica(Elastic):
                 own.mul_(items / of)
             if kept is not None:
                 kept.div_(of)
-                parameter.grad = own.copy_(kept) if parameter.grad is None else own.add_(kept)
+                own.copy_(kept) if parameter.grad is None else own.add_(kept)
+                parameter.grad = self._grads[place]
 
     def scaled(self, factor: float) -> None:
         """Multiply the learning rates."""
@@ -197,11 +222,14 @@ class TorchScript(ScriptLoop):
         kinds: The kinds in the order of the call.
 
     Attributes:
+        run: The script's.
         replica: The model with all that belongs to it.
         batches: Reads the batches.
         job: The job; None while the script is only looked at.
         objects: What the script gets.
         loader: The loader among them.
+        weight: What gradients are multiplied by, so that the mean over the processes of this worker is that over its
+            samples.
         items: Of how many items, such as labels, the loss of what is computed now is the mean; None for its samples.
         in_batches: Whether a schedule that is stepped within an epoch is one of batches.
         exchanged: Called when the gradients of a step are exchanged, with whether it is the epoch's last one.
@@ -210,7 +238,10 @@ class TorchScript(ScriptLoop):
     def __init__(
         self, run: ScriptRun, given: dict[str, Any], kinds: list[str], at_once: int | None = None
     ) -> None:
+        self.run = run
         super().__init__(run, BatchLoader(given["loader"], run.seed, run.place()))
+        if "scaler" in given:
+            run.refuse_several("a GradScaler")
         self._at_once = at_once
         optimizer, scheduler = given["optimizer"], given.get("scheduler")
         with told_at(lambda: self._place):
@@ -224,6 +255,9 @@ class TorchScript(ScriptLoop):
                 f"{self._place}: the scheduler is of another optimizer than the one given"
             )
         self._exchanged = self._stepped = False
+        self._of_part = 0
+        """Samples of the part that is computed, of all processes of this worker."""
+        self.weight = 1.0
         self._done = 0
         """Samples of the epoch that all workers have trained on, with the step at hand."""
         self._counted = 0
@@ -232,6 +266,8 @@ class TorchScript(ScriptLoop):
         self._others: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         """The step in which another optimizer made its first one."""
         _watch(self)
+        if run.processes > 1:
+            _weigh()
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
         if scheduler is not None:
@@ -269,16 +305,24 @@ class TorchScript(ScriptLoop):
     def _computed(self, job: Job, batch: Batch) -> Iterator[Any]:
         parts = self._parts(batch)
         self._items.clear()
-        for number in range(len(parts)):
+        for number, of_processes in enumerate(zip(*parts, strict=True)):
             self._exchanged = self._stepped = False
-            yield _placed(self._read(job, parts, number))
+            batch_here = _placed(self._read(job, parts[self.run.rank], number))
+            self._of_part = sum(map(len, of_processes))
+            # fully_shard forms the mean of all processes, whatever their samples
+            self.weight = len(self._part) * len(parts) / self._of_part if self._of_part else 1.0
+            yield batch_here
             self._end_part()
 
-    def _parts(self, batch: Batch) -> list[range]:
-        """The positions of a batch, cut into as few parts of about one size as fit."""
-        number = -(-len(batch) // (self._at_once or max(1, len(batch)))) or 1
-        ends = [batch.start + len(batch) * part // number for part in range(number + 1)]
-        return [range(start, stop) for start, stop in itertools.pairwise(ends)]
+    def _parts(self, batch: Batch) -> list[list[range]]:
+        """The positions of a batch by process, those of each cut into as few parts of about one size as fit."""
+        shares = cut(range(batch.start, batch.stop), self.run.processes)
+        most = max(map(len, shares))
+        number = -(-most // (self._at_once or max(1, most))) or 1
+        return [cut(share, number) for share in shares]
+
+    def _samples_of(self, batch: Batch) -> int:
+        return len(cut(range(batch.start, batch.stop), self.run.processes)[self.run.rank])
 
     def _end_part(self) -> None:
         if not self._exchanged:
@@ -315,16 +359,16 @@ class TorchScript(ScriptLoop):
 
     def backward_ended(self) -> None:
         """Put the mean of all workers' gradients where the script finds them."""
-        job, batch, part = self.job, self._batch, self._part
+        job, batch = self.job, self._batch
         assert job is not None
         assert batch is not None
         self._exchanged = True
-        items = float(len(part)) if self.items is None else self.items
+        items = float(self._of_part) if self.items is None else self.items
         self._items.append(items)
-        if part.stop < batch.stop:
+        if self._parts_left:
             self.replica.keep(job, items)
             return
-        if part.start > batch.start:
+        if self._number:
             self.replica.add_kept(items, sum(self._items))
         if self.items is not None:
             self.replica.weigh(sum(self._items) / max(1, len(batch)))
@@ -393,7 +437,7 @@ class TorchScript(ScriptLoop):
 
         @functools.wraps(kind.step)
         def by_samples(scheduler: Any, *args: Any, **kwargs: Any) -> None:
-            if self._batch is not None and self._part.stop < self._batch.stop:
+            if self._batch is not None and self._parts_left:
                 return
             if self._batch is None or args or kwargs or not (self._run.by_samples and self.in_batches):
                 kind.step(scheduler, *args, **kwargs)
@@ -428,6 +472,28 @@ def _watch(script: TorchScript) -> None:
 
         AveragedModel.update_parameters = averaging
     _watched[:] = [weakref.ref(script)]
+
+
+def _weigh() -> None:
+    """Have all gradients of a backward pass multiplied by the weight of the script, from the loss on."""
+    backward = torch.autograd.backward
+    if hasattr(backward, "__wrapped__"):
+        return
+
+    @functools.wraps(backward)
+    def weighing(tensors: Any, grad_tensors: Any = None, *args: Any, **named: Any) -> None:
+        script = _watched[0]()
+        if script is not None and script.weight != 1.0:
+            tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+            if grad_tensors is None or isinstance(grad_tensors, torch.Tensor):
+                grad_tensors = [grad_tensors] * len(tensors)
+            grad_tensors = [
+                torch.full_like(tensor, script.weight) if one is None else one * script.weight
+                for tensor, one in zip(tensors, grad_tensors, strict=True)
+            ]
+        backward(tensors, grad_tensors, *args, **named)
+
+    torch.autograd.backward = weighing
 
 
 def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -44,6 +44,7 @@ class Trainer(ABC):
         self.script: TorchScript | None = None
         self.objects = (trainer,)
         self._refuse(self._unsupported())
+        run.refuse_several("a trainer")
 
     @abstractmethod
     def _unsupported(self) -> str:

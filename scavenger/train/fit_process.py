@@ -23,7 +23,7 @@ from scavenger.errors import ScavengerError
 from scavenger.frames import Frame, located, placed
 from scavenger.masking import mask
 from scavenger.private_files import FILE_MODE, make_private_folder
-from scavenger.train.ending_with_parent import end_with_parent
+from scavenger.train.configuration import read_configuration
 from scavenger.train.failure import describe_failure, error_of, masked_frames
 
 _COMMAND = (sys.executable, "-P", "-m", "scavenger.train.fit_process")
@@ -99,11 +99,7 @@ def find_fit(
 
 def main() -> int:
     """Answer one question; returns the exit status."""
-    pipe = os.fdopen(os.dup(0), "rb")
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)  # the script finds an empty standard input
-    question = msgspec.json.decode(pipe.readline(), type=_Question)
-    end_with_parent(pipe)
+    question = read_configuration(_Question)
     try:
         answer = _Answer(_found(question))
     except Exception as error:  # noqa: BLE001 - whatever the script raises is told

@@ -25,6 +25,7 @@ class JobSource:
         schedule_batch: See `Manifest.schedule_batch`.
         gradients: The form in which workers give their gradients: `float32`, or rounded to `bfloat16`.
         exchange: Who averages the gradients of a loop, as `elastic.exchange` of the job file says.
+        processes: Of each worker of a script, as `elastic.processes` of the job file says.
         env: Environment variables of all its processes.
         secrets: Further ones of those that run the training code.
     """
@@ -39,6 +40,7 @@ class JobSource:
     schedule_batch: int = 0
     gradients: str = "float32"
     exchange: GradientExchange = "auto"
+    processes: int = 1
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 

@@ -10,13 +10,12 @@ import sys
 import traceback
 from typing import Any
 
-import msgspec
 import zmq
 
 from scavenger import logs
 from scavenger.errors import TrainingCodeError
 from scavenger.masking import keep_secret, mask
-from scavenger.train.ending_with_parent import end_with_parent
+from scavenger.train.configuration import read_configuration
 from scavenger.train.failpoints import load_failpoints
 from scavenger.train.failure import describe_failure, describe_limit, masked_frames
 from scavenger.train.later_imports import later
@@ -28,23 +27,9 @@ _LINGER_MS = 500
 log = logging.getLogger("scavenger.train.process")  # this module is `__main__`
 
 
-def _read_configuration() -> m.ProcessConfiguration:
-    """Read the process configuration from standard input, and end this process when the parent process ends.
-
-    The parent holds the pipe open as long as it lives. The kernel's own parent-death signal is no substitute:
-    it is sent when the *thread* that started the process ends.
-    """
-    pipe = os.fdopen(os.dup(0), "rb")
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)  # the training code finds an empty standard input
-    line = pipe.readline()
-    end_with_parent(pipe)
-    return msgspec.json.decode(line, type=m.ProcessConfiguration)
-
-
 def main() -> int:
     """Run the role in the process configuration until it ends; returns the exit status."""
-    config = _read_configuration()
+    config = read_configuration(m.ProcessConfiguration)
     logs.write_utf8()
     if config.role == "tenant":
         from scavenger.train.pool.tenant import serve_tenant

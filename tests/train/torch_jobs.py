@@ -30,7 +30,8 @@ class Driven:
 
     def __init__(self, folder: Path, train: str, **given: Any) -> None:
         exchange = given.pop("exchange", "auto")
-        source = JobSource(train, JOBS, SEED, 1, schedule_batch=1, exchange=exchange)
+        processes = given.pop("processes", 1)
+        source = JobSource(train, JOBS, SEED, 1, schedule_batch=1, exchange=exchange, processes=processes)
         timeouts = Timeouts(start_s=PATIENCE_S, step_s=given.pop("step_s", PATIENCE_S))
         self.job = LoopJobSupervisor.open(source, work_dir=folder, timeouts=timeouts, **given)
         self.told: list[Told] = []

@@ -103,6 +103,7 @@ def _source_of(prepared: PreparedJob, cpus: int, job_id: str) -> JobSource:
         schedule_batch=job.reference_batch_size if job.elastic.schedule == "samples" else 0,
         gradients=job.elastic.gradients,
         exchange=job.elastic.exchange,
+        processes=job.elastic.processes,
         env=plain(job.env),
         secrets=secrets,
     )

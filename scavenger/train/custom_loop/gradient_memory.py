@@ -63,8 +63,11 @@ class GradientMemory:
             self._mapped[place] = self._map(place, described)
         return self._mapped[place]
 
-    def put(self, place: int, headers: Sequence[TensorHeader], arrays: Mapping[str, Array]) -> None:
+    def put(self, place: int, headers: Sequence[TensorHeader], arrays: Mapping[str, Array]) -> int:
         """Write arrays to a place that nobody has used: memory that is mapped would be cleared before.
+
+        Returns:
+            Bytes that they take, for `give_back`.
 
         Raises:
             OSError: If there is no room for them; nothing is left there then.
@@ -83,6 +86,7 @@ class GradientMemory:
         except OSError:
             self.give_back(place, size)
             raise
+        return size
 
     def _map(self, place: int, headers: tuple[TensorHeader, ...]) -> dict[str, Array]:
         offsets, size = _laid_out(headers)

@@ -19,15 +19,6 @@ from scavenger.sdk.script import Reached, ScriptRun
 
 _LIBRARIES = {"torch": "PyTorch", "jax": "JAX"}
 """By module of `scavenger` that a script can call, the library that it is for."""
-_ALONE = {
-    "RANK": "0",
-    "LOCAL_RANK": "0",
-    "WORLD_SIZE": "1",
-    "LOCAL_WORLD_SIZE": "1",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "0",
-}
-"""What torchrun would set for one process: a script that makes a process group has a worker alone in it."""
 
 
 def is_prepared(tree: ast.Module) -> bool:
@@ -109,8 +100,31 @@ def metrics_of(script: Script, job_dir: str) -> tuple[str, ...]:
     return logged(_tree(Path(job_dir, script.path)))
 
 
-def run_script(script: Script, run: ScriptRun) -> None:
+def _environment(run: ScriptRun, port: int) -> dict[str, str]:
+    """What torchrun would set: a script that makes a process group has the processes of its worker in it."""
+    found = {
+        "RANK": str(run.rank),
+        "LOCAL_RANK": str(run.rank),
+        "WORLD_SIZE": str(run.processes),
+        "LOCAL_WORLD_SIZE": str(run.processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    if run.processes > 1:  # the store is there; nothing is to be reached from another machine
+        found |= {
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "NCCL_SOCKET_IFNAME": "=lo",
+        }
+    return found
+
+
+def run_script(script: Script, run: ScriptRun, port: int = 0) -> None:
     """Run a script as `python SCRIPT ARGUMENTS` would; in a worker, it ends by `scavenger.sdk.loop.Left`.
+
+    Args:
+        port: Of the store by which the processes of a worker meet, if it has several.
 
     Raises:
         TrainingCodeError: If it ends itself, or never calls `elastic.prepare`.
@@ -125,7 +139,7 @@ def run_script(script: Script, run: ScriptRun) -> None:
     sys.path.insert(0, str(path.parent))
     sys.argv = [run.path, *script.arguments]
     sys.modules["__main__"] = module
-    os.environ.update(_ALONE)
+    os.environ.update(_environment(run, port))
     os.environ.setdefault("MPLBACKEND", "Agg")  # a window would wait for somebody
     sdk.begin(run)
     try:

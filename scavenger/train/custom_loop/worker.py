@@ -26,6 +26,7 @@ from scavenger.sdk.script import ScriptRun
 from scavenger.train.custom_loop import messages as lm
 from scavenger.train.custom_loop.comparing import sums_of
 from scavenger.train.custom_loop.gradient_memory import MEAN, GradientMemory
+from scavenger.train.custom_loop.ranks import FirstRank, LostRankError, Ranks, lend
 from scavenger.train.custom_loop.script import metrics_of, run_script
 from scavenger.train.failpoints import fail_here
 from scavenger.train.transport.heartbeat import Heartbeat
@@ -38,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Code:
+class Code:
     """The training code, as the worker has imported it."""
 
     function: Callable[..., object]
@@ -58,7 +59,7 @@ class LoopLink:
         memory: The memory that it shares with the process that runs the loop; None if there is none.
     """
 
-    def __init__(self, name: str, socket: Dealer, code: _Code, memory: GradientMemory | None = None) -> None:
+    def __init__(self, name: str, socket: Dealer, code: Code, memory: GradientMemory | None = None) -> None:
         self._name, self._socket, self._code, self._memory = name, socket, code, memory
         self._state: Callable[[], dict[str, lm.Array]] | None = None
         self._left = False
@@ -109,8 +110,7 @@ class LoopLink:
         start, frames = self._wait_for(lm.StartMessage)
         if start.load and start.state >= 0 and self._memory is not None:
             shared = self._memory.of_states().arrays(start.state, start.tensors)
-            lends = getattr(load, "borrows", False)
-            load(shared if lends else {name: array.copy() for name, array in shared.items()})
+            lend(shared, load)
         elif start.load:
             load(lm.unpack(start.tensors, frames))
         self.step, self.view = start.step, start.view
@@ -343,21 +343,31 @@ def serve(context: zmq.Context[Any], config: ProcessConfiguration, socket: Deale
     Raises:
         TrainingCodeError: If there is no such function, or it returns without having called `loop.init`.
     """
-    code = _code(config)
+    ranks = None if config.processes == 1 else Ranks(config)
+    code = code_of(config, port=0 if ranks is None else ranks.port)
     memory = None if config.memory_fd < 0 else GradientMemory(config.memory_fd)
     link = LoopLink(config.name, socket, code, memory)
     heartbeat = Heartbeat(context, config, link.status)
     heartbeat.start()
+    reason = "rank 0 has failed"
     try:
-        sdk.connect(link)
+        sdk.connect(link if ranks is None else FirstRank(link, ranks))
         code.function(**config.params)
         if not link.entered:
             raise TrainingCodeError(f"{config.train} ended without calling loop.init")
         link.finish()
     except sdk.Left as left:
         log.info("the worker leaves: %s", left)
+        reason = str(left)
+    except Exception as error:  # noqa: BLE001 - raised again, or that which it comes from
+        cause = error if ranks is None else ranks.cause(error)
+        if ranks is not None and isinstance(cause, LostRankError):
+            ranks.end_as_lost()
+        raise cause from (None if cause is error else error)
     finally:
         sdk.connect(None)
+        if ranks is not None:
+            ranks.close(reason)
         heartbeat.close()
 
 
@@ -366,8 +376,14 @@ def _same(a: lm.Array, b: lm.Array) -> bool:
     return a.ctypes.data == b.ctypes.data and a.strides == b.strides
 
 
-def _code(config: ProcessConfiguration) -> _Code:
-    """The training code: a function that it imports, a `LoopJob` of one, or a script."""
+def code_of(config: ProcessConfiguration, *, rank: int = 0, port: int = 0) -> Code:
+    """The training code: a function that it imports, a `LoopJob` of one, or a script.
+
+    Args:
+        config: The worker's.
+        rank: Of this process, if a worker has several.
+        port: Of the store by which these meet.
+    """
     train, job_dir = config.train, config.job_dir
     if (script := Script.find(train)) is not None:
         run = ScriptRun(
@@ -375,14 +391,16 @@ def _code(config: ProcessConfiguration) -> _Code:
             str(Path(job_dir, script.path)),
             seed=config.seed,
             by_samples=bool(config.schedule_batch),
+            rank=rank,
+            processes=config.processes,
         )
-        return _Code(functools.partial(run_script, script, run), metrics_of(script, job_dir))
+        return Code(functools.partial(run_script, script, run, port), metrics_of(script, job_dir))
     module_name, _, attribute = train.partition(":")
     enter(job_dir, module_name)
     module = importlib.import_module(module_name)
     found = getattr(module, attribute, None)
     if isinstance(found, LoopJob):
-        return _Code(found.function, found.metrics)
+        return Code(found.function, found.metrics)
     if not callable(found):
         raise TrainingCodeError(f"{module.__file__} has no function {attribute!r}")
-    return _Code(found)
+    return Code(found)

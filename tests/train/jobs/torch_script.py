@@ -1,10 +1,12 @@
 """A script in the public style: plain PyTorch, with what most scripts have; in a job, by three calls."""
 
 import argparse
+import os
 import time
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -25,6 +27,8 @@ parser.add_argument("--at-once", type=int)
 parser.add_argument("--pause", type=float, default=0.0)
 parser.add_argument("--patience", type=int, default=100)
 parser.add_argument("--average", action="store_true")
+parser.add_argument("--divided", action="store_true")
+parser.add_argument("--fail", default="")  # at which rank
 
 
 class Model(nn.Module):
@@ -59,6 +63,10 @@ def build(args):
         model = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
         sampler = DistributedSampler(train, shuffle=False)
         size //= torch.distributed.get_world_size()
+    if args.divided:
+        torch.distributed.init_process_group("gloo")
+        for part in (model.body[0], model):
+            fully_shard(part)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.02)
     given = {"sampler": sampler, "shuffle": args.shuffle, "num_workers": args.workers, "collate_fn": collate}
     loader = DataLoader(train, size, **given)
@@ -72,7 +80,7 @@ def collate(rows):
     return {"x": torch.stack([x for x, _ in rows]), "y": torch.stack([y for _, y in rows])}
 
 
-def train_epoch(model, optimizer, loader, scheduler, scaler, average, epoch, device):
+def train_epoch(model, optimizer, loader, scheduler, scaler, average, epoch, device, fail):
     getattr(model, "module", model).body.requires_grad_(epoch >= 1)  # frozen at first
     for number, batch in enumerate(loader):
         loss = nn.functional.cross_entropy(model(batch["x"].to(device)), batch["y"].to(device))
@@ -86,6 +94,8 @@ def train_epoch(model, optimizer, loader, scheduler, scaler, average, epoch, dev
         if average is not None:
             average.update_parameters(model)
         elastic.log(loss=loss.item())
+        if os.environ.get("RANK") == fail:
+            raise ValueError(f"batch {number} is not good")
 
 
 def main():
@@ -101,7 +111,7 @@ def main():
     )
     waited = 0
     for epoch in range(args.epochs):
-        train_epoch(model, optimizer, loader, scheduler, scaler, average, epoch, args.device)
+        train_epoch(model, optimizer, loader, scheduler, scaler, average, epoch, args.device, args.fail)
         time.sleep(args.pause)
         optimizer.param_groups[0]["weight_decay"] = 0.02 / (epoch + 2)
         elastic.log(epoch=epoch, decay=optimizer.param_groups[0]["weight_decay"])

@@ -52,6 +52,7 @@ class ProcessConfiguration(Body, frozen=True):
         job_dir: Directory that the training code is imported from.
         seed: Random seed that the model and data are built with.
         threads: Threads that the process computes with.
+        processes: Of a worker of a script, among which the script divides its model.
         data_public_key: Public key of an aggregator's data channel.
         data_secret_key: Secret key of an aggregator's data channel.
         data: The data, as `module:object`, if `train` returns a model alone; else empty.
@@ -76,6 +77,7 @@ class ProcessConfiguration(Body, frozen=True):
     job_dir: str = ""
     seed: int = 0
     threads: int = 1
+    processes: int = 1
     data_public_key: str = ""
     data_secret_key: str = ""
     logs: LogSettings = LogSettings()
