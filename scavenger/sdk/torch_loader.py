@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data._utils.pin_memory import pin_memory
+from torch.utils.data.distributed import DistributedSampler
 
 from scavenger.errors import NotSupportedError, TrainingCodeError
 
@@ -39,6 +40,7 @@ class BatchLoader:
         loader: The user's.
         seed: Of the job.
         place: Of the call that gave it, for what is refused.
+        processes: Of a worker, among which a `DistributedSampler` divides the samples.
 
     Attributes:
         samples: Of an epoch.
@@ -49,10 +51,14 @@ class BatchLoader:
         NotSupportedError: If its samples cannot be read in any batch by any worker.
     """
 
-    def __init__(self, loader: Any, seed: int, place: str) -> None:
-        _refuse(loader, place)
+    def __init__(self, loader: Any, seed: int, place: str, processes: int = 1) -> None:
+        _refuse(loader, place, processes)
         self.loader, self._seed, self._place = loader, seed, place
         self._sampler, self.batch_size = loader.batch_sampler.sampler, loader.batch_sampler.batch_size
+        if getattr(self._sampler, "num_replicas", 1) != 1:
+            of = self._sampler
+            self._sampler = DistributedSampler(of.dataset, 1, 0, shuffle=of.shuffle, seed=of.seed)
+            self.batch_size *= processes
         self.samples, self.steps = len(self._sampler), len(loader)
         self._epoch = -1
         self._order: list[Any] = []
@@ -146,7 +152,7 @@ class _Feeds:
         return iter(self.feed)
 
 
-def _refuse(loader: Any, place: str) -> None:
+def _refuse(loader: Any, place: str, processes: int) -> None:
     what, whole = "", "give a DataLoader of a map-style data set"
     if isinstance(loader.dataset, IterableDataset):
         what = f"the data set of the loader, {type(loader.dataset).__name__}, can only be read from its begin"
@@ -165,7 +171,9 @@ def _refuse(loader: Any, place: str) -> None:
         else:
             if samples < 1:
                 what, whole = "the loader has no sample", "give it some"
-            elif getattr(sampler, "num_replicas", 1) != 1:
+            elif (replicas := getattr(sampler, "num_replicas", 1)) != 1 and not (
+                replicas == processes and type(sampler) is DistributedSampler
+            ):
                 what = f"the sampler divides the samples among {sampler.num_replicas} processes"
                 whole = "leave num_replicas and rank out: the job divides them"
     if what:

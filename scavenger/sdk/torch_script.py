@@ -239,7 +239,7 @@ class TorchScript(ScriptLoop):
         self, run: ScriptRun, given: dict[str, Any], kinds: list[str], at_once: int | None = None
     ) -> None:
         self.run = run
-        super().__init__(run, BatchLoader(given["loader"], run.seed, run.place()))
+        super().__init__(run, BatchLoader(given["loader"], run.seed, run.place(), run.processes))
         if "scaler" in given:
             run.refuse_several("a GradScaler")
         self._at_once = at_once

@@ -49,6 +49,19 @@ def test_a_size_gets_what_fits_cheapest_first_and_accelerators_only_where_they_a
         names(cloud(), asked(accelerators="T4:3"))
 
 
+def test_a_worker_of_several_processes_takes_as_many_gpus_of_a_vm() -> None:
+    four, halves = asked(accelerators="T4:4"), cloud(processes=2)
+
+    assert [offer.workers_per_vm for offer in cloud().offers_for(four, workers=(1, 8)).offers] == [4]
+    assert [offer.workers_per_vm for offer in halves.offers_for(four, workers=(1, 8)).offers] == [2]
+    assert [offer.workers_per_vm for offer in halves.offers_for(asked(cpus=4), workers=(1, 8)).offers] == [
+        1,
+        1,
+    ]
+    with pytest.raises(ConfigurationError, match=r"the 3 processes .*and g4dn.12xlarge has 4: write"):
+        cloud(processes=3).offers_for(four, workers=(1, 8))
+
+
 def test_of_too_many_types_the_cheapest_are_searched_and_that_is_said() -> None:
     many = [spot_prices.listing(f"x{i}.xlarge", 64, 64.0, 0, 9.0 - i * 0.1, None, "") for i in range(12)]
     big = CatalogCloud("aws", spot_prices.REGION, catalog=spot_prices.catalog(*many))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scavenger.cloud.local import LocalCloud
-from scavenger.control.places.gpus import LocalGpus, gpus_of, one_worker_each, unasked_notes
+from scavenger.control.places.gpus import LocalGpus, gpus_of, one_process_each, unasked_notes
 from scavenger.control.places.needs import Kind
 from scavenger.control.places.this_machine import ThisMachine, search_space
 from scavenger.domain.job import JobSpec
@@ -126,17 +126,24 @@ def test_what_keeps_tensorflow_from_answering_is_said() -> None:
 def test_clusters_and_elasticity_end_at_one_worker_for_each_gpu() -> None:
     wide = job(search={"workers": "1..8"}, elastic={"max": 6})
 
-    limited, notes = one_worker_each(wide, 4)
+    limited, notes = one_process_each(wide, 4)
 
     assert (limited.worker_counts, limited.elastic_range) == ((1, 2, 3, 4), (1, 4))
     assert len(notes) == 1
-    assert one_worker_each(limited, 4) == (limited, ())
+    assert one_process_each(limited, 4) == (limited, ())
+
+
+def test_a_worker_of_several_processes_takes_as_many_gpus() -> None:
+    limited, notes = one_process_each(job(search={"workers": "1..8"}, elastic={"processes": 2}), 5)
+
+    assert limited.worker_counts == (1, 2)
+    assert notes == ("clusters of more than 2 workers are left out: each worker has 2 GPUs of its own",)
 
 
 @pytest.mark.parametrize("sections", [{"search": {"workers": "3..4"}}, {"elastic": {"min": 3}}])
 def test_more_workers_than_gpus_are_refused(sections: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=r"write workers: 1\.\.2") as refusal:
-        one_worker_each(job(**sections), 2)
+        one_process_each(job(**sections), 2)
 
     assert refusal.value.key == "search.workers"
 

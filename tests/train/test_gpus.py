@@ -12,7 +12,7 @@ import psutil
 import pytest
 from engine_conformance import boot, command, exits, said
 
-from scavenger.train.engines.gpus import HIDDEN, gpu_for, gpu_names, only
+from scavenger.train.engines.gpus import HIDDEN, gpu_names, gpus_for, only
 from scavenger.train.engines.process import ProcessEngine
 
 SEEN = """
@@ -31,11 +31,12 @@ def test_workers_take_the_gpus_in_order_and_one_that_was_freed_before_any_twice(
     held: list[str] = []
 
     for _ in gpus:
-        held.append(gpu_for(gpus, held))
+        held.append(gpus_for(gpus, held))
 
     assert held == ["0", "1", "2"]
-    assert gpu_for(gpus, ["0", "2"]) == "1"
-    assert gpu_for(gpus, [*held, "0"]) == "1"
+    assert gpus_for(gpus, ["0", "2"]) == "1"
+    assert gpus_for(gpus, [*held, "0"]) == "1"
+    assert gpus_for((*gpus, "3"), ["0,2"], 2) == "1,3"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'scav
 def test_a_divided_model_becomes_that_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches and shares are odd, two workers join, one leaves, and a process of one is killed."""
     monkeypatch.setenv("SCAV_FAIL", "worker.computed/w1.1:kill@30")
-    with driven(tmp_path, "torch_script.py --divided --shuffle --samples 1001", 3, processes=2) as job:
+    with driven(tmp_path, "torch_script.py --divided --sampler --samples 1001", 3, processes=2) as job:
         job.job.resize(1, 7, "begin")
         job.until(job.trained(9))
         job.job.resize(2, 25, "one joins, and the batch grows")
@@ -31,7 +31,7 @@ def test_a_divided_model_becomes_that_of_one_process(tmp_path: Path, monkeypatch
 
     sampled_once(job.steps, 1001)
     assert {step.samples for step in job.steps} > {7, 25, 13}
-    assert_equal(state, replayed(["--shuffle", "--samples", "1001"], job.steps))
+    assert_equal(state, replayed(["--sampler", "--samples", "1001"], job.steps))
 
 
 def test_a_share_that_does_not_fit_and_a_job_that_is_resumed_by_another_number_of_processes(

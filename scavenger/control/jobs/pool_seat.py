@@ -16,6 +16,7 @@ from scavenger.domain.configuration import Configuration
 from scavenger.domain.infra import Infra
 from scavenger.domain.job import JobSpec, ResourcesSpec
 from scavenger.domain.pool import JobStanding, PoolShare, PoolVms, RatePoint, slots_for, workers_of
+from scavenger.errors import NotSupportedError
 from scavenger.policy.batch import batch_rule
 
 _CURVE_S = 5.0
@@ -69,7 +70,16 @@ class PoolSeat:
 
         It searches as many workers as slots can give it. One whose file names a single number searches none, and begins
         with all that it may have.
+
+        Raises:
+            NotSupportedError: If its workers have several processes: a slot is for one.
         """
+        if job.elastic.processes > 1:
+            raise NotSupportedError(
+                f"elastic.processes: {job.elastic.processes}: {self.pool} gives out slots for workers of one process; "
+                "leave it out, or run the job without a pool",
+                key="elastic.processes",
+            )
         low, high = job.elastic_range
         told, per_slot = workers_of(self.share.told, self.per_slot, high), self.per_slot
         sizes = {workers_of(slots_for(count, per_slot), per_slot, high) for count in job.worker_counts}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from scavenger.control.job_file.load import place_of
 from scavenger.control.jobs.variables import check_secrets, settled_variables
-from scavenger.control.places.gpus import gpus_of, one_worker_each, unasked_notes
+from scavenger.control.places.gpus import gpus_of, one_process_each, unasked_notes
 from scavenger.control.places.kinds import check_code, kind_of
 from scavenger.control.places.needs import Kind, Where, check_needs, where_workers_are
 from scavenger.control.places.place import Place
@@ -113,7 +113,7 @@ def _place(job: JobSpec, folder: Path, warm: WarmServers | None, kept: Keeper | 
         return _rented(job, kind, where, folder, kept)
     if (gpus := gpus_of(job, kind)) is None:
         return ThisMachine(job, notes=unasked_notes(job, kind), warm=warm)
-    limited, left_out = one_worker_each(job, len(gpus.names))
+    limited, left_out = one_process_each(job, len(gpus.names))
     return ThisMachine(limited, gpus, left_out, warm=warm)
 
 

@@ -1,4 +1,4 @@
-"""The GPUs of this machine that a job may use, and the job with one worker on each at most."""
+"""The GPUs of this machine that a job may use, and the job with one process on each at most."""
 
 from __future__ import annotations
 
@@ -136,21 +136,24 @@ def unasked_notes(
     )
 
 
-def one_worker_each(job: JobSpec, gpus: int) -> tuple[JobSpec, tuple[str, ...]]:
-    """Limit a job's cluster sizes to the number of GPUs; returns the job, and a note if any were left out.
+def one_process_each(job: JobSpec, gpus: int) -> tuple[JobSpec, tuple[str, ...]]:
+    """Limit a job's cluster sizes by the number of GPUs; returns the job, and a note if any were left out.
 
     Raises:
         ConfigurationError: If no cluster size is left.
     """
-    workers = tuple(k for k in job.search.workers if k <= gpus)
+    processes, room = job.elastic.processes, gpus // job.elastic.processes
+    workers = tuple(k for k in job.search.workers if k <= room)
     least = workers[0] if job.elastic.min is None and workers else job.elastic.min
-    if not workers or (least is not None and least > gpus):
+    each = "one" if processes == 1 else str(processes)
+    if not workers or (least is not None and least > room):
+        what = f"write workers: 1..{room}" if room else f"ask for {processes} at least"
         raise ConfigurationError(
-            f"search.workers: the job asks for {gpus} GPUs, one for each worker; write workers: 1..{gpus}",
+            f"search.workers: the job asks for {gpus} GPUs, {each} for each worker; {what}",
             key="search.workers",
         )
     most = job.elastic.max
-    if workers == job.search.workers and (most is None or most <= gpus):
+    if workers == job.search.workers and (most is None or most <= room):
         return job, ()
     limited = job.model_copy(
         update={
@@ -158,7 +161,8 @@ def one_worker_each(job: JobSpec, gpus: int) -> tuple[JobSpec, tuple[str, ...]]:
             "elastic": job.elastic.model_copy(update={"max": None if most is None else min(most, gpus)}),
         }
     )
-    return limited, (f"clusters of more than {gpus} workers are left out: each worker has a GPU of its own",)
+    own = "a GPU" if processes == 1 else plural(processes, "GPU")
+    return limited, (f"clusters of more than {room} workers are left out: each worker has {own} of its own",)
 
 
 def _words(name: str) -> frozenset[str]:

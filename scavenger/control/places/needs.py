@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from scavenger.domain.forms import worker_group_of
 from scavenger.domain.job import JobSpec
+from scavenger.domain.script import Script
 from scavenger.errors import NotSupportedError
 
 
@@ -62,6 +63,7 @@ class Need:
 
 
 _ENGINE = "engine: {job.engine}"
+_PROCESSES = "elastic.processes: {job.elastic.processes}"
 _SCALING = "elastic.lr_scaling: {job.elastic.lr_scaling}"
 
 NEEDS = (
@@ -159,6 +161,27 @@ NEEDS = (
                 "elastic.exchange: process_group is for workers on this machine: between machines, groups would "
                 "neither encrypt gradients nor know whose they are; leave it out",
             ),
+        },
+    ),
+    Need(
+        "`elastic.processes` above 1",
+        "elastic.processes",
+        lambda job, kind: job.elastic.processes > 1,
+        {
+            Kind.KERAS: f"{_PROCESSES} is for scripts of PyTorch whose model fully_shard divides; a KerasJob has one "
+            "process for each worker: leave it out",
+            Kind.COMMAND: f"{_PROCESSES}: a command starts its processes itself, as torchrun does; leave it out",
+            Where.PODS: f"{_PROCESSES} is for workers on this machine or on VMs, and a pod has a worker on each GPU; "
+            "leave it out",
+        },
+    ),
+    Need(
+        "`elastic.processes` above 1 without a script",
+        "elastic.processes",
+        lambda job, kind: job.elastic.processes > 1 and not isinstance(job.train, Script),
+        {
+            Kind.LOOP: f"{_PROCESSES} is for scripts of PyTorch whose model fully_shard divides; the processes of a "
+            "LoopJob would all do the same: leave it out",
         },
     ),
     Need(

@@ -102,6 +102,7 @@ class CatalogCloud:
         aggregator_vms: Number of aggregator VMs, which are paid for whatever the workers are.
         beside: Whether there are aggregators beside the workers, too.
         public: Whether VMs have a public address; where their subnet decides, they are taken to have one.
+        processes: Of each worker, each of which has a GPU of its own where there are any.
         alike: Whether aggregators have VMs of the workers' type, as in a pool of hosts, whose types are counted.
 
     Raises:
@@ -121,12 +122,14 @@ class CatalogCloud:
         aggregator_vms: int = 1,
         beside: bool = False,
         public: bool = True,
+        processes: int = 1,
         alike: bool = False,
     ) -> None:
         self._provider, self._region, self._spot = provider, region, spot
         self._catalog: Catalog | PodCatalog = catalog or catalog_of(provider, region, environment, settings)
         self._changes = changes or ChangeCosts()
         self._aggregator_vms, self._beside, self._public, self._alike = aggregator_vms, beside, public, alike
+        self._processes = processes
 
     def hardware(self) -> str:
         """What determines the speed of a VM type: its processors may differ by region.
@@ -161,6 +164,12 @@ class CatalogCloud:
             ConfigurationError: If a named type does not exist, its price on demand is unknown, or no type is suitable.
         """
         listings = self._matching(resources)
+        if unfit := [one.machine for one in listings if one.machine.accelerators % self._processes]:
+            raise ConfigurationError(
+                f"elastic.processes: each of the {self._processes} processes of a worker has a GPU of its own, and "
+                f"{unfit[0].name} has {unfit[0].accelerators}: write a number that divides that, or take other VMs",
+                key="elastic.processes",
+            )
         left_out = len(listings) - TYPES_MAX
         notes = []
         if resources is None:
@@ -401,7 +410,7 @@ class CatalogCloud:
                 pause_s=self._changes.pause_s,
                 replace_s=self._changes.replace_s,
                 fixed_usd_per_hour=fixed_usd_per_hour,
-                workers_per_vm=max(1, listing.machine.accelerators),
+                workers_per_vm=self._workers_on(listing.machine),
                 extras=self.extras(disk_gib, spot=False),
                 spot_extras=self.extras(disk_gib, spot=True),
             ),
@@ -434,7 +443,11 @@ class CatalogCloud:
             source = f"price on demand, the most that a spot VM costs: {highest.price_source}"
             return replace(highest, spot=True, price_source=source)
         (offer,) = self._catalog.offers(self._provider, self._region, VmRequirements((vm,)), spot=spot)
-        return offer
+        return replace(offer, workers_per_vm=self._workers_on(self._machine(offer)))
+
+    def _workers_on(self, machine: MachineType) -> int:
+        """Largest number of workers on one VM."""
+        return max(1, machine.accelerators // self._processes)
 
 
 def _on_demand(listing: CatalogEntry) -> float:

@@ -119,6 +119,7 @@ class RentedVms(Place):
             catalog=self._catalog(),
             settings=self.settings,
             public=self.settings.public_address is not False,
+            processes=job.elastic.processes,
             alike=self._of_hosts,
         )
         workers, led_by, led_at = job.worker_counts, leader_of(environment), self._leader_choice

@@ -11,26 +11,30 @@ HIDDEN: Mapping[str, str] = {VISIBLE: "-1"}
 """Environment of a process that is to see no GPU: CUDA takes the list up to the first index that does not exist."""
 
 
-def gpu_for(gpus: Sequence[str], held: Iterable[str]) -> str:
-    """Choose the GPU of the next worker: the first of those that fewest workers hold.
+def gpus_for(gpus: Sequence[str], held: Iterable[str], processes: int = 1) -> str:
+    """Choose the GPUs of the next worker, one for each of its processes: the first of those that fewest workers hold.
 
     There are never more workers than GPUs for long, but while a worker is replaced, its successor starts beside it.
 
     Args:
         gpus: The host's GPUs; at least one.
-        held: The GPU of each of its running workers.
+        held: The GPUs of each of its running workers.
+        processes: Of the worker.
+
+    Returns:
+        Their names, with commas.
     """
-    holders = Counter(held)
-    return min(gpus, key=lambda gpu: holders[gpu])
+    holders = Counter(gpu for one in held for gpu in one.split(","))
+    return ",".join(sorted(gpus, key=lambda gpu: holders[gpu])[:processes])
 
 
-def only(gpu: str) -> dict[str, str]:
-    """Return the environment of a process that computes on one GPU, and takes of its memory only what it uses.
+def only(gpus: str) -> dict[str, str]:
+    """Return the environment of a worker that computes on some GPUs, and takes of their memory only what it uses.
 
     Args:
-        gpu: As CUDA names it: an index, or a UUID.
+        gpus: As CUDA names them, by index or UUID, with commas.
     """
-    return {VISIBLE: gpu, "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+    return {VISIBLE: gpus, "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
 
 def gpu_names(count: int, environment: Mapping[str, str]) -> tuple[str, ...]:

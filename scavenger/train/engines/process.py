@@ -35,7 +35,7 @@ from scavenger.train.engines.forking import (
     kill_group,
     thread_limits,
 )
-from scavenger.train.engines.gpus import HIDDEN, gpu_for, only
+from scavenger.train.engines.gpus import HIDDEN, gpus_for, only
 from scavenger.train.engines.leftovers import SHORT_PARENT, make_folder, sweep
 from scavenger.train.engines.logs import MaskedLog, cap_log, log_of
 from scavenger.train.engines.memory_kills import MemoryKills, find_counter
@@ -96,7 +96,7 @@ class ProcessEngine(Engine):
             a job's processes.
         fork_targets: `module:function` that processes of a role run instead, forked from a process that has imported it
             (`forking.ForkServer`). The others, and with another command all, are started by the command.
-        gpus: The GPUs to place workers on, one worker on each; with none, those of a Keras model see no GPU, and custom
+        gpus: The GPUs to place workers on, a process on each; with none, those of a Keras model see no GPU, and custom
             loops and commands what this process does, as their code decides for itself. None: whatever starts a worker
             says in `env` which it sees. Processes of other roles never see any.
         warm: Has the server instead, which other engines have used and will use; that of workers forks aggregators and
@@ -159,7 +159,7 @@ class ProcessEngine(Engine):
             raise ValueError(f"the engine runs on this machine only ({_HOST}), not on {host!r}")
         if self.tenants is not None and config.role == "aggregator" and config.memory_fd >= 0:
             config = msgspec.structs.replace(config, memory_fd=self.tenants.memory_fd)
-        gpu = self._gpu_of(config.role)
+        gpu = self._gpus_of(config)
         variables = {
             **job_environment({**config.env, **config.secrets}),
             **thread_limits(config.threads),
@@ -175,12 +175,12 @@ class ProcessEngine(Engine):
         self._begin(process)
         return child.pid
 
-    def _gpu_of(self, role: str) -> str:
-        """Choose the GPU of a process; empty if it gets none. It is free again when the process has ended."""
-        if role not in ("command", "loop", "worker") or not self._gpus:
+    def _gpus_of(self, config: ProcessConfiguration) -> str:
+        """Choose the GPUs of a worker; empty if it gets none. They are free again when the process has ended."""
+        if config.role not in ("command", "loop", "worker") or not self._gpus:
             return ""
         held = [process.gpu for process in self._processes.values() if process.gpu and not process.ended]
-        return gpu_for(self._gpus, held)
+        return gpus_for(self._gpus, held, config.processes)
 
     def _seen_gpus(self, role: str, gpu: str) -> Mapping[str, str]:
         if gpu:

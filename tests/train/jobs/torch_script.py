@@ -28,6 +28,7 @@ parser.add_argument("--pause", type=float, default=0.0)
 parser.add_argument("--patience", type=int, default=100)
 parser.add_argument("--average", action="store_true")
 parser.add_argument("--divided", action="store_true")
+parser.add_argument("--sampler", action="store_true")
 parser.add_argument("--fail", default="")  # at which rank
 
 
@@ -68,6 +69,9 @@ def build(args):
         for part in (model.body[0], model):
             fully_shard(part)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.02)
+    if args.sampler:
+        sampler = DistributedSampler(train, *(() if args.divided else (1, 0)))
+        size //= sampler.num_replicas
     given = {"sampler": sampler, "shuffle": args.shuffle, "num_workers": args.workers, "collate_fn": collate}
     loader = DataLoader(train, size, **given)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(

@@ -21,7 +21,7 @@ from scavenger.errors import CleanupError
 from scavenger.train.checkpoints.files import local_path
 from scavenger.train.checkpoints.remote_folder import SCHEME
 from scavenger.train.engines.base import GRACE_S, Exit, PreemptionNotice
-from scavenger.train.engines.gpus import gpu_for, only
+from scavenger.train.engines.gpus import gpus_for, only
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.agent_server import LOST_S, AgentServer
@@ -446,10 +446,11 @@ class HostEngine(RemoteProcesses[_Process]):
         sharing = vm.spec.slots
         if vm.spec.role == "aggregator":
             sharing = max(1, min(sharing, len(self._aggregators)))
-        config = msgspec.structs.replace(config, memory_fd=-1, threads=max(1, vm.spec.threads // sharing))
+        threads = max(1, vm.spec.threads // (sharing * config.processes))
+        config = msgspec.structs.replace(config, memory_fd=-1, threads=threads)
         needs_code = config.role != "aggregator"
         process.is_beside = not needs_code and vm.spec.role == "worker"
-        process.gpu = self._gpu_on(vm) if needs_code else ""
+        process.gpu = self._gpus_on(vm, config.processes) if needs_code else ""
         env = {**only(process.gpu), **process.env} if process.gpu else process.env
         process.launch = self.agents.launch(vm.spec.intent, config, env, self._command, folder=needs_code)
         if not process.launch:
@@ -458,14 +459,14 @@ class HostEngine(RemoteProcesses[_Process]):
         if not process.is_beside:
             self._released.discard(vm.spec.intent)
 
-    def _gpu_on(self, vm: AgentStatus) -> str:
-        """Choose the GPU of the next worker on a VM, which has as many as it may run workers, or none."""
+    def _gpus_on(self, vm: AgentStatus, processes: int) -> str:
+        """Choose the GPUs of the next worker on a VM, which has one for each of their processes, or none."""
         held = [
             one.gpu
             for one in self._processes.values()
             if one.intent == vm.spec.intent and one.gpu and not one.ended
         ]
-        return gpu_for([str(index) for index in range(vm.spec.slots)], held)
+        return gpus_for([str(index) for index in range(vm.spec.slots * processes)], held, processes)
 
     # ---- events ----------------------------------------------------------------------------------------------
 
