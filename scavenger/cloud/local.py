@@ -28,24 +28,34 @@ class LocalCloud:
 
     Args:
         environment: Environment variables; `SCAVENGER_LOCAL_PRICE` sets the dollars per hour of a one-processor worker.
-        gpus: How many GPUs the workers are placed on, one on each; 0 if they compute on processors.
+        gpus: How many GPUs the workers are placed on, a process on each; 0 if they compute on processors.
         gpu_model: What these are called.
+        processes: Of each worker.
 
     Attributes:
         gpus: As given.
     """
 
     def __init__(
-        self, environment: Mapping[str, str] = os.environ, *, gpus: int = 0, gpu_model: str = ""
+        self,
+        environment: Mapping[str, str] = os.environ,
+        *,
+        gpus: int = 0,
+        gpu_model: str = "",
+        processes: int = 1,
     ) -> None:
         self._environment, self.gpus, self._gpu_model = environment, gpus, gpu_model
+        self._processes = processes
 
     def offers(self, *, workers_max: int) -> tuple[Offer, ...]:
-        """VM types by price: one per number of threads; memory is shared evenly among the workers."""
-        cpus = _usable_cpus()
+        """VM types by price: one per number of threads, of which each process of a worker has one if there are as many.
+
+        Memory is shared evenly among the workers.
+        """
+        cpus, on_gpus = _usable_cpus(), self.gpus // self._processes
         price, source = self.cpu_price()
-        memory = psutil.virtual_memory().total // max(1, self.gpus or workers_max)
-        counts = (max(1, cpus // self.gpus),) if self.gpus else range(1, cpus + 1)
+        memory = psutil.virtual_memory().total // max(1, on_gpus or workers_max)
+        counts = (max(1, cpus // on_gpus),) if on_gpus else range(min(self._processes, cpus), cpus + 1)
         return tuple(
             Offer(
                 provider="local",

@@ -45,7 +45,8 @@ class ThisMachine(Place):
     ) -> None:
         self.job, self.notes, self._warm = job, notes, warm
         self._gpus = () if gpus is None else gpus.names
-        machine = LocalCloud(gpus=len(self._gpus), gpu_model="" if gpus is None else gpus.model)
+        model = "" if gpus is None else gpus.model
+        machine = LocalCloud(gpus=len(self._gpus), gpu_model=model, processes=job.elastic.processes)
         self.hardware = machine.hardware()
         self._cpu_price = machine.cpu_price()[0]
         self.space = search_space(job, machine)

@@ -46,6 +46,8 @@ class Sources:
             digests["gradients"] = job.elastic.gradients
         if job.elastic.exchange != "auto":
             digests["exchange"] = job.elastic.exchange
+        if job.elastic.processes != 1:
+            digests["processes of a worker"] = str(job.elastic.processes)
         if manifest.data:
             digests["data"] = manifest.data[:_DIGITS]
             data = "and some samples of its data"
