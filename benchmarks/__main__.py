@@ -53,6 +53,7 @@ _MODULES = (
     "operator",
     "elastic_job",
     "loop_step",
+    "divided_step",
     "loop_joining",
     "many_workers",
     "two_hosts",

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from scavenger.sdk.loop import STATISTICS
 
-__all__ = ["cut", "joined", "part_of"]
+__all__ = ["cut", "mean_of", "named", "part_of", "statistics"]
 
 Array = npt.NDArray[Any]
+Named = TypeVar("Named")
 
 
 def cut(positions: range, number: int) -> list[range]:
@@ -22,35 +23,38 @@ def cut(positions: range, number: int) -> list[range]:
     return [range(start, stop) for start, stop in itertools.pairwise(ends)]
 
 
-def joined(pushed: Sequence[Mapping[str, Array]], samples: Sequence[int]) -> dict[str, Array]:
-    """The arrays of a worker, of what its processes push of a batch: in order of their ranks.
+def named(of_ranks: Sequence[Mapping[str, Named]]) -> dict[str, Named]:
+    """The gradients of a worker, by names of its own, of those of its processes, in order of their ranks.
 
-    Gradients are divided over the processes, and each is already that of all samples of the worker; so they stay apart.
-    Statistics are means over the samples of each process, and become those over all.
-
-    Args:
-        pushed: The arrays of each process.
-        samples: Those that each process has computed.
+    They are divided over the processes, and each is already that of all samples of the worker; so they stay apart.
     """
-    found = {
-        name: _mean([arrays[name] for arrays in pushed], samples)
-        for name in pushed[0]
-        if name.startswith(STATISTICS)
-    }
-    for rank, arrays in enumerate(pushed):
-        found |= {_named(name, rank): array for name, array in arrays.items() if name not in found}
-    return found
-
-
-def part_of(mean: Mapping[str, Array], rank: int) -> dict[str, Array]:
-    """What one process has of a worker's mean."""
-    own = _named("", rank)
     return {
-        name.removeprefix(own): array for name, array in mean.items() if name.startswith((own, STATISTICS))
+        _name(name, rank): one
+        for rank, of_rank in enumerate(of_ranks)
+        for name, one in of_rank.items()
+        if not name.startswith(STATISTICS)
     }
 
 
-def _named(name: str, rank: int) -> str:
+def statistics(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Those of the arrays that are no gradients, which each process has for its own samples."""
+    return {name: array for name, array in arrays.items() if name.startswith(STATISTICS)}
+
+
+def mean_of(of_ranks: Sequence[Mapping[str, Array]], samples: Sequence[int]) -> dict[str, Array]:
+    """The statistics of a worker, of those of its processes and of how many samples each has computed."""
+    return {name: _mean([arrays[name] for arrays in of_ranks], samples) for name in of_ranks[0]}
+
+
+def part_of(arrays: Mapping[str, Array], rank: int) -> dict[str, Array]:
+    """What one process has of a worker's arrays: its part of the gradients, and all statistics."""
+    own = _name("", rank)
+    return {
+        name.removeprefix(own): array for name, array in arrays.items() if name.startswith((own, STATISTICS))
+    }
+
+
+def _name(name: str, rank: int) -> str:
     return f"rank {rank}/{name}"
 
 

@@ -10,6 +10,7 @@ from test_torch_scripts import replayed
 from torch_jobs import OWN, assert_equal, driven, plainly, sampled_once
 
 from scavenger.errors import NotSupportedError, TrainingCodeError
+from scavenger.train.custom_loop.workers import LoopWorkers
 from scavenger.train.transport.messages.values import CheckpointPlan, RestorePoint
 
 pytestmark = pytest.mark.slow
@@ -34,10 +35,12 @@ def test_a_divided_model_becomes_that_of_one_process(tmp_path: Path, monkeypatch
     assert_equal(state, replayed(["--sampler", "--samples", "1001"], job.steps))
 
 
+@pytest.mark.long
 def test_a_share_that_does_not_fit_and_a_job_that_is_resumed_by_another_number_of_processes(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last step has 20 samples, so that one process has fewer than another in each part."""
+    """The last step has 20 samples, so that one process has fewer than another; no memory is shared with the job."""
+    monkeypatch.setattr(LoopWorkers, "has_block", False)
     plan = CheckpointPlan(str(tmp_path / "kept"), 1000.0, 10)
     train = "torch_script.py --divided --at-once 3"
     with driven(tmp_path / "a", train, 1, processes=3, checkpoint=plan) as job:

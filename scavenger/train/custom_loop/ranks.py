@@ -21,13 +21,14 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from scavenger.errors import ConfigurationError, NotSupportedError, ScavengerError, TrainingCodeError
 from scavenger.sdk import loop as sdk
 from scavenger.sdk import ranks as sdk_ranks
 from scavenger.sdk.process_groups import Groups
 from scavenger.train.custom_loop import messages as lm
-from scavenger.train.custom_loop.gradient_memory import STATES, GradientMemory
+from scavenger.train.custom_loop.gradient_memory import MEAN, STATES, GradientMemory
 from scavenger.train.failpoints import fail_here
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.messages.values import ProcessConfiguration
@@ -38,6 +39,8 @@ _SEEN_S = 0.5
 _HUNG_S = 10.0
 """So long after the end of another rank, rank 0 may still wait for it in a collective."""
 _CLOSING_S = 5.0
+_MEAN, _STATISTICS = 1, 2
+"""Places of the memory of the ranks: of the mean, and of the statistics of rank 0; place 0 is of gradients."""
 
 log = logging.getLogger(__name__)
 
@@ -78,10 +81,16 @@ class Loaded(_Message, frozen=True):
     """A rank has loaded the state that it was given."""
 
 
-class Pushed(_Message, frozen=True):
-    """A rank's arrays are in its place of the memory."""
+class Allocating(_Message, frozen=True):
+    """A rank asks for memory for the arrays that it will push."""
 
     tensors: tuple[lm.TensorHeader, ...]
+
+
+class Pushed(_Message, frozen=True):
+    """A rank's gradients are where its part of the worker's is, and its statistics in a place of its own."""
+
+    statistics: tuple[lm.TensorHeader, ...]
 
 
 class Applied(_Message, frozen=True):
@@ -109,8 +118,21 @@ class Grant(_Message, frozen=True):
     granted: sdk.Granted
 
 
+class Arrays(_Message, frozen=True):
+    """Where arrays of the whole worker are.
+
+    Attributes:
+        jobs: Whether in the memory that all workers of the job share, or in that of this worker's ranks.
+        place: See `GradientMemory`.
+    """
+
+    jobs: bool
+    place: int
+    tensors: tuple[lm.TensorHeader, ...]
+
+
 class Mean(_Message, frozen=True):
-    """A step is made; this rank's part of the mean is in the memory."""
+    """A step is made; see `sdk.Step`."""
 
     step: int
     epoch_over: bool
@@ -118,7 +140,7 @@ class Mean(_Message, frozen=True):
     share: int
     lr_scale: float
     samples: int
-    tensors: tuple[lm.TensorHeader, ...]
+    mean: Arrays
 
 
 class Over(_Message, frozen=True):
@@ -145,8 +167,8 @@ class End(_Message, frozen=True):
     reason: str
 
 
-_From = Entered | Loaded | Pushed | Applied | Broken
-_To = Begin | Grant | Mean | Over | Go | TakeState | TakeLoad | End
+_From = Entered | Loaded | Allocating | Pushed | Applied | Broken
+_To = Begin | Grant | Arrays | Mean | Over | Go | TakeState | TakeLoad | End
 _from = msgspec.msgpack.Decoder(_From)
 _to = msgspec.msgpack.Decoder(_To)
 _encode = msgspec.msgpack.Encoder().encode
@@ -175,13 +197,14 @@ class Ranks:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
         self._closing = False
+        jobs = (config.memory_fd,) if config.memory_fd >= 0 else ()
         for rank in range(1, config.processes):
             ours, theirs = socket.socketpair()
             given = RankConfiguration(config, rank, self.port, theirs.fileno(), self.memory)
             process = subprocess.Popen(
                 [sys.executable, "-m", "scavenger.train.custom_loop.rank_process"],
                 stdin=subprocess.PIPE,
-                pass_fds=(theirs.fileno(), self.memory),
+                pass_fds=(theirs.fileno(), self.memory, *jobs),
             )
             theirs.close()
             assert process.stdin is not None
@@ -291,8 +314,10 @@ class FirstRank:
     def __init__(self, link: Any, ranks: Ranks) -> None:
         self._link, self._ranks = link, ranks
         self._load: Callable[[dict[str, lm.Array]], None] | None = None
-        self._own = [GradientMemory(ranks.memory) for _ in range(ranks.size)]
-        self._means = [GradientMemory(ranks.memory) for _ in range(ranks.size)]
+        self._memory, self._mean = GradientMemory(ranks.memory), GradientMemory(ranks.memory)
+        self._statistics = [GradientMemory(ranks.memory) for _ in range(ranks.size)]
+        self._arrays: dict[str, lm.Array] = {}
+        """What the worker pushes, where each rank puts its part of the gradients."""
         self._samples: list[int] = []
         """Of the last step, by rank."""
 
@@ -351,36 +376,42 @@ class FirstRank:
         self._link.leave()
 
     def allocate(self, like: Mapping[str, lm.Array]) -> dict[str, lm.Array]:
-        return _allocated(self._own[0], 0, like)
+        others = (message.tensors for message in self._ranks.gather(Allocating))
+        own = lm.headers_of(sdk_ranks.statistics(like))
+        of_all = [{one.name: one for one in of_rank} for of_rank in (lm.headers_of(like), *others)]
+        described = sdk_ranks.named(of_all) | {one.name: one for one in own}
+        wanted = {
+            name: np.broadcast_to(np.zeros((), one.dtype), one.shape) for name, one in described.items()
+        }
+        place, headers = self._link.place, lm.headers_of(wanted)
+        jobs = place != MEAN
+        self._arrays = self._link.allocate(wanted) if jobs else _zeros(self._memory, place, headers)
+        self._ranks.tell(Arrays(jobs, place, headers))
+        return sdk_ranks.part_of(self._arrays, 0) | _zeros(self._statistics[0], _STATISTICS, own)
 
     def holds(self, groups: Groups) -> bool:
         return False
 
     def push(self, part: sdk.Granted, tensors: dict[str, lm.Array]) -> sdk.Step:
-        others = [
-            self._own[rank].arrays(rank, message.tensors)
-            for rank, message in enumerate(self._ranks.gather(Pushed), start=1)
-        ]
+        statistics = [sdk_ranks.statistics(tensors)]
+        for rank, message in enumerate(self._ranks.gather(Pushed), start=1):
+            statistics.append(self._statistics[rank].arrays(_STATISTICS + rank, message.statistics))
         self._samples = [len(one) for one in sdk_ranks.cut(range(part.start, part.stop), self._ranks.size)]
-        return self._divided(self._link.push(part, sdk_ranks.joined([tensors, *others], self._samples)))
+        mean = sdk_ranks.mean_of(statistics, self._samples)
+        return self._divided(self._link.push(part, {**self._arrays, **mean}))
 
     def _divided(self, step: sdk.Step) -> sdk.Step:
-        """Give each rank its part of the mean."""
-        for rank in range(1, self._ranks.size):
-            part = sdk_ranks.part_of(step.mean, rank)
-            headers = lm.headers_of(part)
-            for name, array in self._means[rank].arrays(self._ranks.size + rank, headers).items():
-                array[...] = part[name]
-            told = Mean(
-                step.step,
-                step.epoch_over,
-                step.workers,
-                step.share,
-                step.lr_scale,
-                step.samples,
-                headers,
-            )
-            self._ranks.tell_one(rank, told)
+        """Tell all ranks of a step, and where their parts of the mean are."""
+        headers, place = lm.headers_of(step.mean), _MEAN
+        if step.borrowed:
+            place = self._link.mean_place
+        else:
+            for name, array in self._mean.arrays(place, headers).items():
+                array[...] = step.mean[name]
+        there = Arrays(step.borrowed, place, headers)
+        self._ranks.tell(
+            Mean(step.step, step.epoch_over, step.workers, step.share, step.lr_scale, step.samples, there)
+        )
         return step._replace(mean=sdk_ranks.part_of(step.mean, 0))
 
     def boundary(self, epoch: int, samples: int, loss: float | None, *, over: bool) -> None:
@@ -400,7 +431,9 @@ class OtherRank:
 
     def __init__(self, config: RankConfiguration, connection: Connection) -> None:
         self._config, self._connection = config, connection
-        self._own, self._mean = GradientMemory(config.memory), GradientMemory(config.memory)
+        self._statistics = GradientMemory(config.memory)
+        self._shared = {True: GradientMemory(config.of.memory_fd), False: GradientMemory(config.memory)}
+        """By whether it is that of the job; see `Arrays`."""
         self._state: Callable[[], dict[str, lm.Array]] | None = None
         self._load: Callable[[dict[str, lm.Array]], None] | None = None
 
@@ -435,18 +468,17 @@ class OtherRank:
         """Rank 0 tells the job."""
 
     def allocate(self, like: Mapping[str, lm.Array]) -> dict[str, lm.Array]:
-        return _allocated(self._own, self._config.rank, like)
+        self._send(Allocating(lm.headers_of(like)))
+        own = self._part_of(self._wait_for(Arrays))
+        headers = lm.headers_of(sdk_ranks.statistics(like))
+        return own | _zeros(self._statistics, _STATISTICS + self._config.rank, headers)
 
     def holds(self, groups: Groups) -> bool:
         return False
 
     def push(self, part: sdk.Granted, tensors: dict[str, lm.Array]) -> sdk.Step:
         fail_here("worker.computed")
-        headers = lm.headers_of(tensors)
-        for name, array in self._own.arrays(self._config.rank, headers).items():
-            if array.ctypes.data != tensors[name].ctypes.data:
-                array[...] = tensors[name]
-        self._send(Pushed(headers))
+        self._send(Pushed(lm.headers_of(sdk_ranks.statistics(tensors))))
         return self._step(self._wait_for(Mean))
 
     def boundary(self, epoch: int, samples: int, loss: float | None, *, over: bool) -> None:
@@ -457,13 +489,17 @@ class OtherRank:
         """Tell rank 0 that the script has failed here."""
         self._send(Broken(kind, words))
 
+    def _part_of(self, arrays: Arrays) -> dict[str, lm.Array]:
+        return sdk_ranks.part_of(
+            self._shared[arrays.jobs].arrays(arrays.place, arrays.tensors), self._config.rank
+        )
+
     def _step(self, mean: Mean) -> sdk.Step:
-        arrays = self._mean.arrays(self._config.of.processes + self._config.rank, mean.tensors)
         return sdk.Step(
             mean.step,
             mean.epoch_over,
             mean.workers,
-            arrays,
+            self._part_of(mean.mean),
             mean.share,
             mean.lr_scale,
             borrowed=True,
@@ -500,9 +536,8 @@ def lend(arrays: dict[str, lm.Array], load: Callable[[dict[str, lm.Array]], None
     )
 
 
-def _allocated(memory: GradientMemory, place: int, like: Mapping[str, lm.Array]) -> dict[str, lm.Array]:
-    """Arrays of zeros in a rank's place."""
-    found = memory.arrays(place, lm.headers_of(like))
+def _zeros(memory: GradientMemory, place: int, headers: Sequence[lm.TensorHeader]) -> dict[str, lm.Array]:
+    found = memory.arrays(place, headers)
     for array in found.values():
         array[...] = 0
     return found

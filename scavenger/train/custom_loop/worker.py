@@ -57,6 +57,10 @@ class LoopLink:
         socket: Its connection to the hub.
         code: The training code, which it describes to the job.
         memory: The memory that it shares with the process that runs the loop; None if there is none.
+
+    Attributes:
+        place: Its place in that memory; `MEAN` if it has none.
+        mean_place: That of the mean of the last step, if it was borrowed.
     """
 
     def __init__(self, name: str, socket: Dealer, code: Code, memory: GradientMemory | None = None) -> None:
@@ -64,7 +68,7 @@ class LoopLink:
         self._state: Callable[[], dict[str, lm.Array]] | None = None
         self._left = False
         self._evaluate: sdk.Evaluation | None = None
-        self._place = MEAN
+        self.place = MEAN
         self._since = self._between_s = 0.0
         self._compare = False
         self._groups: Groups | None = None
@@ -79,6 +83,7 @@ class LoopLink:
         self._next: tuple[Any, list[bytes]] | None = None
         """A message that has come before it is waited for."""
         self.step = self.view = 0
+        self.mean_place = MEAN
 
     @property
     def worker(self) -> str:
@@ -114,7 +119,7 @@ class LoopLink:
         elif start.load:
             load(lm.unpack(start.tensors, frames))
         self.step, self.view = start.step, start.view
-        self._place = max(MEAN, start.place)
+        self.place = MEAN if self._memory is None else max(MEAN, start.place)
         return sdk.Progress(start.step, start.epoch, start.members, start.share, start.lr_scale)
 
     def seek(self, epoch: int) -> sdk.Granted | sdk.Step | None:
@@ -167,7 +172,7 @@ class LoopLink:
     @property
     def _shares(self) -> bool:
         """Whether this worker has a place in the shared memory."""
-        return self._memory is not None and self._place != MEAN
+        return self.place != MEAN
 
     def holds(self, groups: Groups) -> bool:
         self._groups = groups
@@ -178,16 +183,17 @@ class LoopLink:
         """Write arrays to the shared memory; returns their headers."""
         assert self._memory is not None
         headers = lm.headers_of(tensors)
-        for name, array in self._memory.arrays(self._place, headers).items():
+        for name, array in self._memory.arrays(self.place, headers).items():
             if not _same(tensors[name], array):
                 np.copyto(array, tensors[name])
         return headers
 
     def allocate(self, like: Mapping[str, lm.Array]) -> dict[str, lm.Array]:
         arrays = {name: np.zeros(array.shape, array.dtype) for name, array in like.items()}
-        if self._memory is None or self._place == MEAN:
+        if not self._shares:
             return arrays
-        shared = self._memory.arrays(self._place, lm.headers_of(arrays))
+        assert self._memory is not None
+        shared = self._memory.arrays(self.place, lm.headers_of(arrays))
         for array in shared.values():
             array[...] = 0
         return shared
@@ -223,6 +229,7 @@ class LoopLink:
     def _decode_step(self, mean: lm.MeanMessage, frames: list[bytes]) -> sdk.Step:
         self.view, self._compare, self._group = mean.view, mean.compare, mean.group
         if mean.shared and self._memory is not None:
+            self.mean_place = mean.place
             tensors = self._memory.arrays(mean.place, mean.tensors)
         else:
             tensors = lm.unpack(mean.tensors, frames)
