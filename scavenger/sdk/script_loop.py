@@ -50,11 +50,13 @@ class Described:
         model: Name of its class.
         weights: Number of trained weights.
         optimizer: Name of its class; empty if the script has none that is known.
+        notes: What its user should know.
     """
 
     model: str
     weights: int
     optimizer: str = ""
+    notes: tuple[str, ...] = ()
 
 
 class ScriptLoop(ABC):

@@ -45,6 +45,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 _FOLLOWER = "follower/"
 """What a module of the script is that follows the model and is not trained, such as an average of it over steps."""
+_DIVIDED = "fully_shard divides the model: elastic.processes of the job file says over how many processes of a worker"
 _NEEDED = {"model": "a torch.nn.Module", "optimizer": "its optimizer", "loader": "the DataLoader of training"}
 
 
@@ -294,7 +295,9 @@ class TorchScript(ScriptLoop):
     def described(self) -> Described:
         module = self.replica.module
         weights = sum(p.numel() for p in module.parameters() if p.requires_grad)
-        return Described(type(module).__name__, weights, type(self.replica.optimizer).__name__)
+        divided = any(map(is_divided, module.parameters()))
+        notes = (_DIVIDED,) if divided else ()
+        return Described(type(module).__name__, weights, type(self.replica.optimizer).__name__, notes)
 
     # ---- the loop over the loader --------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ BEFORE = {
     "torch_accelerate": "plain.py",
     "torch_trainer": "plain.py",
     "torch_lightning": "plain.py",
+    "torch_fsdp": "fsdp.py",
 }
 CHANGED_MAX = 10
 """Lines that may be added to a script, or taken out of it."""

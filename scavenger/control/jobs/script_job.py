@@ -108,6 +108,7 @@ def _told_loop(found: FitFound, place: str) -> list[str]:
     return [
         f"{place} prepare: {_words(found)}",
         "not run: what follows the loop over epochs; the trained model will be .scavenger/JOB-ID/model.safetensors",
+        *(f"note: {note}" for note in found.notes),
     ]
 
 

@@ -208,6 +208,6 @@ def look_at(script: Script, folder: str, seed: int) -> FitFound:
         optimizer=described.optimizer,
         metrics=metrics_of(script, folder),
         callbacks=(),
-        notes=(),
+        notes=described.notes,
         start_s=time.monotonic() - began,
     )
