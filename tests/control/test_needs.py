@@ -36,6 +36,8 @@ ASKED: dict[str, dict[str, Any]] = {
     "`elastic.aggregators` above 1": {"elastic": {"aggregators": 2}},
     "`elastic.aggregator_vms` above 1, or `workers`": {"elastic": {"aggregators": 2, "aggregator_vms": 2}},
     "`elastic.exchange: process_group`": {"elastic": {"exchange": "process_group"}},
+    "`elastic.processes` above 1": {"elastic": {"processes": 2}},
+    "`elastic.processes` above 1 without a script": {"elastic": {"processes": 2}},
     "`aggregation: shared`": {"aggregation": "shared"},
     "`leader: vm`": {"leader": "vm"},
     "`spot: auto` or `always`": {"spot": "auto"},

@@ -168,8 +168,8 @@ NEEDS = (
         "elastic.processes",
         lambda job, kind: job.elastic.processes > 1,
         {
-            Kind.KERAS: f"{_PROCESSES} is for scripts of PyTorch whose model fully_shard divides; a KerasJob has one "
-            "process for each worker: leave it out",
+            Kind.KERAS: f"{_PROCESSES} is for scripts of PyTorch whose model fully_shard divides, and each worker of a "
+            "KerasJob is one process; leave it out",
             Kind.COMMAND: f"{_PROCESSES}: a command starts its processes itself, as torchrun does; leave it out",
             Where.PODS: f"{_PROCESSES} is for workers on this machine or on VMs, and a pod has a worker on each GPU; "
             "leave it out",
@@ -180,8 +180,8 @@ NEEDS = (
         "elastic.processes",
         lambda job, kind: job.elastic.processes > 1 and not isinstance(job.train, Script),
         {
-            Kind.LOOP: f"{_PROCESSES} is for scripts of PyTorch whose model fully_shard divides; the processes of a "
-            "LoopJob would all do the same: leave it out",
+            Kind.LOOP: f"{_PROCESSES} is for scripts of PyTorch whose model fully_shard divides, and processes of a "
+            "LoopJob would do the same; leave it out",
         },
     ),
     Need(
