@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, wraps
 from inspect import Parameter, signature
-from types import TracebackType, UnionType
+from types import UnionType
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -64,9 +64,7 @@ class Local:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._given is None and "store" in self.__dict__:
             self.store.close()
 
@@ -129,9 +127,7 @@ class Remote:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.client.close()
 
     @cached_property
