@@ -24,7 +24,7 @@ from scavenger.cloud.quotas import vms_left
 from scavenger.cloud.stock import CatalogEntry, MachineType, Stock
 from scavenger.control.jobs.prepared import PreparedJob
 from scavenger.control.leading.start import LeaderStart, check_start
-from scavenger.control.places.launching import ADDRESS_VARIABLE, address_of
+from scavenger.control.places.launching import ADDRESS_VARIABLE, GPU_VMS, UNPROVEN_VARIABLE, address_of
 from scavenger.control.places.needs import Kind
 from scavenger.control.places.vms import RentedVms
 from scavenger.control.provisioning.leader_meter import LEADER_VARIABLE
@@ -70,7 +70,7 @@ def renting(
             return quotas
 
     found = RentedVms(job, environment or {})
-    found.__dict__["provider"] = Limited(name="aws", region="us-east-1")
+    found.__dict__["provider"] = Limited(name=job.infra.provider, region=job.infra.region)
     return found
 
 
@@ -233,6 +233,21 @@ def test_clusters_that_a_quota_does_not_allow_are_left_out_and_said() -> None:
         " room for 5 workers on c5.large: larger clusters are left out",
         " room for 1 worker on c5.2xlarge: c5.2xlarge is left out",
     ]
+
+
+def test_clusters_are_no_larger_than_the_quota_of_their_gpus() -> None:
+    l4s = Quota("NVIDIA_L4_GPUS", "us-central1", 8, 3)
+    place: dict[str, Any] = {
+        "environment": {UNPROVEN_VARIABLE: GPU_VMS},
+        "infra": "gcp/us-central1",
+        "resources": {"vm": "g2-standard-24"},
+    }
+    space, notes = renting((l4s,), **place).within_quotas()
+
+    assert space.workers == (1, 2, 3, 4)
+    assert notes[0].startswith("quota NVIDIA_L4_GPUS in us-central1 (3 of 8 used) leaves room for 4 workers")
+    with pytest.raises(QuotaError, match="GPUS_ALL_REGIONS"):
+        renting((l4s, Quota("GPUS_ALL_REGIONS", "us-central1", 1, 0)), **place).within_quotas()
 
 
 def test_every_aggregator_vm_takes_its_part_of_a_quota_and_is_paid_for() -> None:
