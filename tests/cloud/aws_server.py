@@ -53,6 +53,9 @@ FAMILY_QUOTAS = (
     ("L-1216C47A", "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"),
     ("L-34B43A08", "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests"),
     ("L-DB2E81BA", "Running On-Demand G and VT instances"),
+    ("L-417A185B", "Running On-Demand P instances"),
+    ("L-7212CCBC", "All P Spot Instance Requests"),
+    ("L-C4BD4855", "All P5 Spot Instance Requests"),
     ("L-0263D0A3", "EC2-VPC Elastic IPs"),
 )
 _SERVICES = {"AmazonSSM": "ssm", "ServiceQuotasV20190624": "servicequotas"}

@@ -156,6 +156,9 @@ def test_quotas_count_vcpus_by_family_and_market(aws: AwsWorld) -> None:
         quota_name("c5.large", spot=False): (2.0, 128.0),
         quota_name("c5.large", spot=True): (4.0, 128.0),
         quota_name("g4dn.xlarge", spot=False): (4.0, 128.0),
+        quota_name("p6-b200.48xlarge", spot=False): (0.0, 128.0),
+        quota_name("p3.2xlarge", spot=True): (0.0, 128.0),
+        quota_name("p5en.48xlarge", spot=True): (0.0, 128.0),
     }
 
 

@@ -83,17 +83,31 @@ def _time(transition: str) -> datetime | None:
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """VM families that share a quota of vCPUs; the codes are the same in every region and account."""
+    """VM families that share a quota of vCPUs; the codes are the same in every region and account.
+
+    Attributes:
+        families: Letters, with the number of the generation where it matters.
+        spot_label, spot_code: Of spot VMs; empty: as on demand, and not known.
+    """
 
     families: frozenset[str]
     label: str
     on_demand_code: str
-    spot_code: str
+    spot_code: str = ""
+    spot_label: str = ""
+
+    def quota(self, *, spot: bool) -> tuple[str, str]:
+        """Code and name, which AWS has changed before."""
+        if spot:
+            return self.spot_code, f"All {self.spot_label or self.label} Spot Instance Requests"
+        return self.on_demand_code, f"Running On-Demand {self.label} instances"
 
 
 _BUCKETS = (
     _Bucket(frozenset({"g", "gr", "vt"}), "G and VT", "L-DB2E81BA", "L-3819A6DF"),
-    _Bucket(frozenset({"p"}), "P", "L-417A185B", "L-7212CCBC"),
+    _Bucket(frozenset({"p2", "p3", "p4"}), "P", "L-417A185B", "L-7212CCBC", "P4, P3 and P2"),
+    _Bucket(frozenset({"p5"}), "P", "L-417A185B", "L-C4BD4855", "P5"),
+    _Bucket(frozenset({"p"}), "P", "L-417A185B"),
     _Bucket(frozenset({"x"}), "X", "L-7295265B", "L-E3A00192"),
     _Bucket(frozenset({"inf"}), "Inf", "L-1945791B", "L-B5D1601B"),
     _Bucket(frozenset({"dl"}), "DL", "L-6E869C2A", "L-85EED4F7"),
@@ -108,16 +122,15 @@ _STANDARD = _Bucket(
 
 
 def _bucket(vm: str) -> _Bucket | None:
-    family = re.match(r"[a-z]*", vm)
-    letters = family[0] if family else ""
-    return next((bucket for bucket in (_STANDARD, *_BUCKETS) if letters in bucket.families), None)
+    family = re.match(r"([a-z]*)\d*", vm)
+    names = {family[0], family[1]} if family else {""}
+    return next((bucket for bucket in (_STANDARD, *_BUCKETS) if names & bucket.families), None)
 
 
 def quota_name(vm: str, *, spot: bool) -> str:
     """The quota that a VM type counts against, in AWS's words."""
-    bucket = _bucket(vm)
-    label = bucket.label if bucket else (vm.partition(".")[0] or "EC2")
-    return f"All {label} Spot Instance Requests" if spot else f"Running On-Demand {label} instances"
+    bucket = _bucket(vm) or _Bucket(frozenset(), vm.partition(".")[0] or "EC2", "")
+    return bucket.quota(spot=spot)[1]
 
 
 def quotas_of(
@@ -139,16 +152,16 @@ def quotas_of(
     for vm, spot in running:
         bucket = _bucket(vm)
         if bucket is not None:
-            code = bucket.spot_code if spot else bucket.on_demand_code
+            code, _ = bucket.quota(spot=spot)
             used[code] = used.get(code, 0.0) + vcpus.get(vm, 0)
-    codes = {code for bucket in (_STANDARD, *_BUCKETS) for code in (bucket.on_demand_code, bucket.spot_code)}
+    names = dict(bucket.quota(spot=spot) for bucket in (_STANDARD, *_BUCKETS) for spot in (False, True))
     return tuple(
         Quota(
-            name=str(quota["QuotaName"]),
+            name=names[quota["QuotaCode"]],
             region=region,
             limit=float(quota["Value"]),
             used=used.get(quota["QuotaCode"], 0.0),
         )
         for quota in service_quotas
-        if quota.get("QuotaCode") in codes
+        if quota.get("QuotaCode") in names
     )
