@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from audits import AUDIT_FILE, verify_audit
 from real_jobs import ROOT, Job, ended, opened
 from ssh_lab import SshLab, lab_of, needs_ssh, programs_in
 from waiting import wait_for
@@ -85,3 +87,27 @@ def worker_host(job: Job, but: set[str]) -> str:
         if one.state == "UP" and not is_for_aggregators(one.slot)
     }
     return next(iter(hosts - but), "")
+
+
+def test_a_model_is_divided_over_the_processes_of_each_host(
+    lab: SshLab, tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers of two processes, on a host each: gradients go to the leader, and no memory is shared with it."""
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'scavenger-ml[compare]'")
+    monkeypatch.setenv("SCAVENGER_CONFIG", str(lab.settings_file()))
+    monkeypatch.setenv("SCAVENGER_ADDRESS", "127.0.0.1")
+    goal = {"metric": "val_accuracy", "target": 0.95, "max_epochs": 40}
+    changed = {"train": "train.py", "search": {"workers": 2, "batch_size": [64]}, "goal": goal}
+    job = Job(
+        tmp_path / "job", f"sqlite:///{tmp_path}/s.db", mark, SPEC | changed | {"elastic": {"processes": 2}}
+    )
+    job.write()
+    shutil.copy(ROOT / "examples" / "torch_fsdp" / "train.py", job.folder)
+
+    outcome = ended(job.start("optimize", "--audit"), 400.0)
+
+    assert outcome.code == 0, outcome.stderr
+    report = outcome.report
+    assert (report["job"]["state"], report["choice"]["workers"]) == ("succeeded", 2)
+    assert verify_audit(Path(report["measurements_path"]).with_name(AUDIT_FILE), 1437) == []
+    assert lab.left() == []
