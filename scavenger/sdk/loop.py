@@ -374,8 +374,9 @@ class Job:
                 the same names and shapes at every worker. Ignored if the batch is empty: pass None.
             samples: Number of samples of the batch, checked if given.
             into: Arrays that the mean is written to; they may be those that are pushed. None for new ones.
-            borrow: Whether the arrays may be those in which the mean was formed, without a copy. All workers read them,
-                so they must not be written to, and hold until `notify_batch_end`. Ignored with `into`.
+            borrow: Whether the arrays may be those in which the mean was formed, without a copy, which are those that
+                were pushed if nobody else has pushed. All workers read them, so they must not be written to, and hold
+                until `notify_batch_end`. Ignored with `into`.
 
         Returns:
             The mean by name, with the given types, read-only unless it is `into` or borrowed; bit-identical at every

@@ -434,15 +434,20 @@ class Elastic:
         mean = {name: found[name] for name in self._flat}
         borrowed = all(array.flags.writeable for array in mean.values())
         for name, array in mean.items():
-            if not borrowed or (private and name not in self._host):
-                np.copyto(self._arrays[name], array)
+            own = self._arrays[name]
+            if array.ctypes.data != own.ctypes.data and (
+                not borrowed or (private and name not in self._host)
+            ):
+                np.copyto(own, array)
         where = tuple(array.ctypes.data for array in mean.values())
         if borrowed and self._mean[0] != where:
             tensors = {name: torch.from_numpy(array) for name, array in mean.items()}
             there = tensors | {name: self._flat[name] for name in self._host}
             self._mean = where, _parts(self._trained, self._in, there), tensors
         for name, host in self._host.items():
-            self._flat[name].copy_(self._mean[2][name] if borrowed else host, non_blocking=True)
+            there = self._mean[2][name] if borrowed else host
+            if not borrowed or there.data_ptr() != host.data_ptr():  # else the device has it: it is its own
+                self._flat[name].copy_(there, non_blocking=True)
         wait_for(self._devices)  # the others write there when this step has ended
         return self._grads if private or not borrowed else self._mean[1]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -37,10 +37,12 @@ class StepMean:
 
     Attributes:
         headers, frames: Describe and hold the mean; there are no frames if it is in the shared memory.
-        arrays: The mean; in the shared memory, only until the next one.
+        arrays: The mean; in the shared memory, only until the next one, or until its worker has it, if that has
+            pushed alone.
         compute_s: How long each worker has read and computed.
         worker_sqnorm, sqnorm, noise_parts: As in `scavenger.domain.measurement.StepRecord`.
         reduced: Whether the workers have the mean of the gradients, which is not among the arrays then.
+        own: Whether it is still where the only worker that had samples has pushed it.
     """
 
     headers: tuple[lm.TensorHeader, ...]
@@ -52,6 +54,7 @@ class StepMean:
     sqnorm: float
     noise_parts: int
     reduced: bool = False
+    own: bool = False
 
 
 class Exchange:
@@ -108,7 +111,9 @@ class Exchange:
         pushed = {worker: self._pushed[worker, step] for worker, _ in parts}
         first, memory = pushed[parts[0][0]], self._workers.memory
         shared = first.shared and memory is not None
-        into = memory.arrays(MEAN, first.headers) if shared and memory is not None else None
+        into = (
+            memory.arrays(MEAN, first.headers) if shared and memory is not None and len(parts) > 1 else None
+        )
         samples = [part.stop - part.start for _, part in parts]
         contributions = [
             (worker, count, pushed[worker].tensors) for (worker, _), count in zip(parts, samples, strict=True)
@@ -131,7 +136,19 @@ class Exchange:
         if formed:
             noise = _noise({worker: (count, formed[worker]) for worker, count, _ in contributions}, step)
         compute_s = {worker: entry.compute_s for worker, entry in pushed.items()}
-        return StepMean(headers, frames, shared, means.arrays, compute_s, *noise, reduced=bool(formed))
+        own = len(parts) == 1 and not formed
+        return StepMean(
+            headers, frames, shared, means.arrays, compute_s, *noise, reduced=bool(formed), own=own
+        )
+
+    def for_all(self, mean: StepMean) -> StepMean:
+        """What the only worker that had samples has pushed, for others, too."""
+        arrays, memory = mean.arrays, self._workers.memory
+        if mean.shared and memory is not None:
+            arrays = memory.arrays(MEAN, mean.headers)
+            for name, array in mean.arrays.items():
+                np.copyto(arrays[name], array)
+        return replace(mean, arrays=arrays, own=False)
 
 
 def _statistics(arrays: Mapping[str, lm.Array]) -> dict[str, lm.Array]:

@@ -10,7 +10,7 @@ import numpy as np
 from scavenger.errors import NonFiniteError, TrainingCodeError
 from scavenger.sdk.loop import STATISTICS
 from scavenger.train.custom_loop.messages import Array
-from scavenger.train.norms import sqnorm
+from scavenger.train.norms import sqnorm, total_sqnorm
 
 Contribution = tuple[str, int, dict[str, Array]]
 """A worker, its number of samples (at least 1), and its means over them."""
@@ -44,7 +44,8 @@ def weighted_mean(
     Args:
         contributions: Those of at least one worker.
         step: The step, for error messages.
-        into: Arrays to write the means to, of the types and shapes that were pushed; None for new ones.
+        into: Arrays to write the means to, of the types and shapes that were pushed; None for new ones, or for those of
+            the only worker as it has pushed them.
 
     Raises:
         TrainingCodeError: If a worker pushed other names, shapes or types than the first.
@@ -54,15 +55,20 @@ def weighted_mean(
     pattern = contributions[0][2]
     total = sum(samples for _, samples, _ in contributions)
     shares = [samples / total for _, samples, _ in contributions]
-    means = {name: np.empty_like(like) for name, like in pattern.items()} if into is None else into
+    alone = len(contributions) == 1 and into is None
+    means = pattern if alone else into
+    if means is None:
+        means = {name: np.empty_like(like) for name, like in pattern.items()}
     worker_sqnorm = mean_sqnorm = 0.0
     for name in pattern:
         parts = [_flat(tensors[name]) for _, _, tensors in contributions]
+        if alone and name.startswith(STATISTICS):
+            continue
         if name.startswith(STATISTICS) and all(_same(parts[0], part) for part in parts[1:]):
             # such as a mask of attention, which is -inf where nothing is seen
             np.copyto(means[name].reshape(-1), parts[0])
             continue
-        squares = _average(parts, shares, means[name].reshape(-1))
+        squares = _norm(parts[0]) if alone else _average(parts, shares, means[name].reshape(-1))
         if squares is None:
             bad = [worker for worker, _, tensors in contributions if not np.isfinite(tensors[name]).all()]
             raise not_finite(bad, name, step)
@@ -101,11 +107,15 @@ def _average(parts: Sequence[Array], shares: Sequence[float], mean: Array) -> tu
     return worker_sqnorm, mean_sqnorm
 
 
+def _norm(part: Array) -> tuple[float, float] | None:
+    """The squared norm of a flat array that is its own mean, twice; None if it is not finite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        square = total_sqnorm(part)
+        return None if not np.isfinite(square) and not np.isfinite(part).all() else (square, square)
+
+
 def _form(blocks: Sequence[Array], shares: Sequence[float], mean: Array, scratch: Array) -> None:
     """Write the mean of blocks by their shares, summed in double precision in their order."""
-    if len(blocks) == 1:
-        np.copyto(mean, blocks[0])
-        return
     total, scaled = scratch[:, : mean.size]
     for index, (block, share) in enumerate(zip(blocks, shares, strict=True)):
         target = scaled if index else total

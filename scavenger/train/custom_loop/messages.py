@@ -200,6 +200,7 @@ class MeanMessage(_Message, frozen=True):
     If told to `compare`, the worker sums up its replica after the step.
 
     Attributes:
+        own: Whether the mean is what the worker has pushed, as nobody else has; no arrays follow.
         reduced: Whether each worker has the mean of its gradients by a process group; the other arrays are as told.
         group: Number of the group for which gradients of the next step are to be held; 0 for none.
     """
@@ -216,6 +217,7 @@ class MeanMessage(_Message, frozen=True):
     samples: int = 0
     compare: bool = False
     place: int = 0
+    own: bool = False
     reduced: bool = False
     group: int = 0
 

@@ -402,13 +402,13 @@ class FirstRank:
 
     def _divided(self, step: sdk.Step) -> sdk.Step:
         """Tell all ranks of a step, and where their parts of the mean are."""
-        headers, place = lm.headers_of(step.mean), _MEAN
-        if step.borrowed:
-            place = self._link.mean_place
+        headers = lm.headers_of(step.mean)
+        if step.borrowed and self._link.place != MEAN:
+            there = Arrays(True, self._link.mean_place, headers)
         else:
-            for name, array in self._mean.arrays(place, headers).items():
+            there = Arrays(False, _MEAN, headers)
+            for name, array in self._mean.arrays(_MEAN, headers).items():
                 array[...] = step.mean[name]
-        there = Arrays(step.borrowed, place, headers)
         self._ranks.tell(
             Mean(step.step, step.epoch_over, step.workers, step.share, step.lr_scale, step.samples, there)
         )

@@ -452,6 +452,8 @@ class LoopSupervisor(WithoutAggregators):
         for published in actions:
             if isinstance(published, r.Publish):  # workers get the mean before any other message
                 members = published.workers
+                if averaged.own and members != (action.contributions[0][0],):
+                    averaged = self._exchange.for_all(averaged)
                 samples = sum(part.stop - part.start for _, part in action.contributions)
                 self._publish(published, epoch, averaged, samples)
         self._report_step(complete=True)
@@ -481,20 +483,22 @@ class LoopSupervisor(WithoutAggregators):
             reduced=averaged.reduced,
             group=self._group,
         )
-        frames = averaged.frames
+        place, kept = MEAN, averaged.frames
+        if averaged.own and published.followers:  # its worker may write to it once it has been told
+            place, kept = self._kept_means.keep(averaged, published.step, rounds.followed)
         for worker in published.workers:
-            told = msgspec.structs.replace(mean, share=rounds.share(worker))
-            self._workers.send(worker, told, frames)
+            told = msgspec.structs.replace(mean, share=rounds.share(worker), own=averaged.own)
+            self._workers.send(worker, told, () if averaged.own else averaged.frames)
         if not published.followers:
             self._kept_means.forget(published.step)
             return
-        # what is done for those that follow keeps no member waiting
-        place, frames = self._kept_means.keep(averaged, published.step, rounds.followed)
+        if not averaged.own:  # what is done for those that follow keeps no member waiting
+            place, kept = self._kept_means.keep(averaged, published.step, rounds.followed)
         for worker in published.followers:
             told = msgspec.structs.replace(
                 mean, share=rounds.share(worker), shared=place != MEAN, compare=False, place=place
             )
-            self._workers.send(worker, told, frames)
+            self._workers.send(worker, told, kept)
 
     def _trains(self, worker: str) -> bool:
         """Whether a worker applies the steps."""

@@ -80,6 +80,7 @@ class LoopLink:
         self._ended: zmq.Poller | None = None
         """Waits for its end, or a message."""
         self._pushed: lm.Push | None = None
+        self._tensors: dict[str, lm.Array] = {}
         self._next: tuple[Any, list[bytes]] | None = None
         """A message that has come before it is waited for."""
         self.step = self.view = 0
@@ -147,6 +148,7 @@ class LoopLink:
         took_s = time.monotonic() - self._since
         headers, frames = (self._share(tensors), list[Any]()) if self._shares else lm.pack(tensors)
         groups = self._groups
+        self._tensors = tensors
         push = lm.Push(
             self.view,
             self.step + 1,
@@ -228,9 +230,11 @@ class LoopLink:
 
     def _decode_step(self, mean: lm.MeanMessage, frames: list[bytes]) -> sdk.Step:
         self.view, self._compare, self._group = mean.view, mean.compare, mean.group
-        if mean.shared and self._memory is not None:
-            self.mean_place = mean.place
-            tensors = self._memory.arrays(mean.place, mean.tensors)
+        self.mean_place = self.place if mean.own else mean.place
+        if mean.own and not self._shares:
+            tensors = self._tensors
+        elif mean.shared and self._memory is not None:
+            tensors = self._memory.arrays(self.mean_place, mean.tensors)
         else:
             tensors = lm.unpack(mean.tensors, frames)
         if mean.reduced:
@@ -242,7 +246,7 @@ class LoopLink:
             tensors,
             mean.share,
             mean.lr_scale,
-            borrowed=mean.shared,
+            borrowed=mean.shared or mean.own,
             samples=mean.samples,
         )
 
