@@ -22,6 +22,7 @@ from scavenger.train.supervisor.events import Event, Told
 from scavenger.train.transport.messages import StepReport
 
 _WORKERS = 2
+_COUNTS = (1, 2)
 _BATCHES = {"mlp": 32, "cnn": 128}
 _STEPS, _WARM_UP, _UNTIL_GROUP = 12, 3, 30
 _AIM_RATIO = 1.0
@@ -147,6 +148,7 @@ def run(repetitions: int, work_dir: Path) -> Result:
     """Each network by both ways in turn, so many times."""
     headers = (
         "network",
+        "workers",
         "n",
         "Scavenger, ms",
         "by groups, ms",
@@ -157,13 +159,14 @@ def run(repetitions: int, work_dir: Path) -> Result:
     if not installed("torch"):
         return Result(headers, (), "PyTorch is not installed", {})
     rows, figures, ratios = [], dict[str, object](), []
-    for network in _BATCHES:
-        local = _BATCHES[network] // _WORKERS
-        found = in_turn(network, work_dir, repetitions=repetitions, local=local)
+    for network, workers in itertools.product(_BATCHES, _COUNTS):
+        local = _BATCHES[network] // workers
+        folder = work_dir / str(workers)
+        found = in_turn(network, folder, repetitions=repetitions, local=local, workers=workers)
         texts = [one.text(1e3) for one in found[:3]] + [one.text(digits=2) for one in found[3:]]
-        rows.append((network, str(repetitions), *texts))
-        figures[network] = found._asdict()
-        ratios.append(f"{network} {found.ratio.median:.2f}")
+        rows.append((network, str(workers), str(repetitions), *texts))
+        figures[f"{network}, {workers}"] = found._asdict()
+        ratios.append(f"{network} with {workers} {found.ratio.median:.2f}")
     sizes = ", ".join(f"{network} {parameters(network) / 1e6:.1f} million parameters" for network in _BATCHES)
     return Result(
         headers,
@@ -171,7 +174,7 @@ def run(repetitions: int, work_dir: Path) -> Result:
         f"aim: a whole step takes at most {_AIM_RATIO:.1f} times that of DDP; {', '.join(ratios)}",
         figures,
         remarks=(
-            f"{_WORKERS} workers with one thread each, Adam (fused); {sizes}",
+            f"workers with one thread each, Adam (fused); {sizes}; with one, both ways are the leader's",
             "by groups: elastic.exchange: process_group, over gloo; else the leader averages, which is the default",
         ),
     )

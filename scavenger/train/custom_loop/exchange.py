@@ -111,9 +111,10 @@ class Exchange:
         pushed = {worker: self._pushed[worker, step] for worker, _ in parts}
         first, memory = pushed[parts[0][0]], self._workers.memory
         shared = first.shared and memory is not None
-        into = (
-            memory.arrays(MEAN, first.headers) if shared and memory is not None and len(parts) > 1 else None
-        )
+        own = len(parts) == 1 and not formed
+        into = None
+        if shared and memory is not None and not own:
+            into = memory.arrays(MEAN, first.headers)
         samples = [part.stop - part.start for _, part in parts]
         contributions = [
             (worker, count, pushed[worker].tensors) for (worker, _), count in zip(parts, samples, strict=True)
@@ -136,7 +137,6 @@ class Exchange:
         if formed:
             noise = _noise({worker: (count, formed[worker]) for worker, count, _ in contributions}, step)
         compute_s = {worker: entry.compute_s for worker, entry in pushed.items()}
-        own = len(parts) == 1 and not formed
         return StepMean(
             headers, frames, shared, means.arrays, compute_s, *noise, reduced=bool(formed), own=own
         )
