@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -171,11 +171,25 @@ class SshLab:
         return list(self.host(name).look()["vms"])
 
     def kill(self, name: str) -> None:
-        """End all that a host runs, at once, as a loss of power does."""
-        for vm in self.vms(name):
-            if vm["state"] != "gone":
+        """End all that a host runs, at once, as a loss of power does.
+
+        A process that is killed holds the lease until it has ended, and one that is just being started is not yet
+        known by its environment.
+        """
+        until = time.monotonic() + _WITHIN_S
+        while self._runs(name):
+            assert time.monotonic() < until, f"{name} does not end"
+
+    def _runs(self, name: str) -> bool:
+        """Kill what there is of a host's VMs; whether there was any."""
+        found = self.host(name).look()
+        running = [vm for vm in found["vms"] if vm["state"] != "gone"]
+        for vm in running:
+            with suppress(ProcessLookupError):
                 os.kill(vm["keeper"], 9)
-                _kill_all(vm["token"])
+        for vm in found["vms"] if found["held"] else running:
+            _kill_all(vm["token"])
+        return bool(running) or (found["held"] and name not in self._held)
 
     def hold(self, name: str) -> bool:
         """Have a host as another user of it would; whether it was free."""

@@ -194,7 +194,7 @@ def test_a_job_that_is_resumed_begins_in_the_right_epoch(tmp_path: Path) -> None
         job.until(job.trained(50))
         job.job.keep_state(best=False)
         at, before = job.job.step, job.steps
-    again_from = RestorePoint(url, at)
+    again_from = RestorePoint(url)
     with driven(tmp_path / "b", "torch_script.py --shuffle", 1, checkpoint=plan, restore=again_from) as again:
         again.epochs = job.epochs
         again.job.resize(1, 24, "go on")

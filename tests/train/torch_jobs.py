@@ -38,6 +38,7 @@ class Driven:
         self.by_group: list[int] = []
         """Steps whose mean a process group has formed."""
         self._average, self.job._exchange.average = self.job._exchange.average, self._seen  # type: ignore[method-assign]
+        self.job.on_wait = lambda: self._take(0.0, 0)
         self.steps: list[StepReport] = []
         self.epochs: list[EpochReport] = []
 
@@ -56,9 +57,12 @@ class Driven:
         deadline = time.monotonic() + PATIENCE_S / 2
         while not (found := what()):
             assert time.monotonic() < deadline, "nothing came"
-            for event in self.job.poll(0.05):
-                self._handle(event, epochs)
+            self._take(0.05, epochs)
         return found
+
+    def _take(self, within_s: float, epochs: int) -> None:
+        for event in self.job.poll(within_s):
+            self._handle(event, epochs)
 
     def _handle(self, event: Event, epochs: int) -> None:
         if isinstance(event, StepReport):
