@@ -116,6 +116,7 @@ class ScriptLoop(ABC):
         Raises:
             Skipped: If the job has this epoch behind it.
         """
+        self._check()
         around = self._run.epoch_begins()
         job = self.job
         assert job is not None
@@ -124,7 +125,6 @@ class ScriptLoop(ABC):
                 "the script left the loop over the loader before its end; the others wait for it there: let each "
                 "epoch end, and have the job's goal end training"
             )
-        self._check()
         if not around and (job.epoch or self.pass_):
             self._refuse(
                 "the loop over epochs is no `for` statement of the script, so a worker that joins could not begin in "
@@ -133,7 +133,10 @@ class ScriptLoop(ABC):
         if self.pass_ < job.epoch:
             self.pass_ += 1
             raise Skipped
+        evaluated = self._metrics
         for batch in job.batches():
+            if evaluated is self._metrics:
+                self._metrics = {}  # an epoch that is not evaluated has none
             self._batch = batch
             yield from self._computed(job, batch)
             self._batch, loss, self._loss = None, self._loss, None

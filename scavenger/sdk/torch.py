@@ -92,6 +92,7 @@ class Elastic:
         ConfigurationError: If the optimizer has parameters that the module lacks.
     """
 
+    _INIT = "loop.init"
     _TO_DIFFER = ", before job.notify_batch_end, and give a scheduler to Elastic(model, optimizer, scheduler=scheduler)"
     _TO_SCALE = (
         "give it to Elastic(model, optimizer, scaler=scaler), and call neither its step nor its update"
@@ -515,7 +516,7 @@ class Elastic:
         if len(groups) != len(saved):
             raise TrainingCodeError(
                 f"the job's optimizer has {len(saved)} param_groups, and that of a worker that joins "
-                f"{len(groups)}: make all groups before loop.init, those of frozen layers, too"
+                f"{len(groups)}: make all groups before {self._INIT}, those of frozen layers, too"
             )
         for group, values in zip(groups, saved, strict=True):
             group.update({key: _beside(group.get(key), value) for key, value in values.items()})

@@ -8,6 +8,7 @@ see there.
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import math
 import sys
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
@@ -40,7 +41,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "model": (torch.nn.Module,),
     "optimizer": (torch.optim.Optimizer,),
     "loader": (DataLoader,),
-    "scheduler": (LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau),
+    "scheduler": (LRScheduler, ReduceLROnPlateau),
     "scaler": (torch.amp.GradScaler,),
 }
 _FOLLOWER = "follower/"
@@ -63,6 +64,11 @@ def prepared(run: ScriptRun, objects: tuple[Any, ...], at_once: int | None = Non
     own = {id(parameter) for group in groups for parameter in group["params"]}
     several = sum(isinstance(one, torch.nn.Module) for one in objects) > 1
     for number, one in enumerate(objects, start=1):
+        if type(one).__module__.startswith("accelerate."):
+            raise NotSupportedError(
+                f"{place}: argument {number} of elastic.prepare is Accelerate's {type(one).__name__}: call "
+                "elastic.prepare before accelerator.prepare"
+            )
         kind = next((kind for kind, types in _KINDS.items() if isinstance(one, types)), "")
         if not kind:
             hidden = ": a loader that is none hides its data set" if hasattr(one, "__iter__") else ""
@@ -182,6 +188,7 @@ class _Replica(Elastic):
         else:
             super()._refuse_divided(name, tensor)
 
+    _INIT = "elastic.prepare"
     _TO_DIFFER = "; give a scheduler of the learning rate to elastic.prepare, too"
     _TO_SCALE = "give it to elastic.prepare(model, optimizer, loader, scaler), too"
 
@@ -314,6 +321,7 @@ class TorchScript(ScriptLoop):
             self._of_part = sum(map(len, of_processes))
             # fully_shard forms the mean of all processes, whatever their samples
             self.weight = len(self._part) * len(parts) / self._of_part if self._of_part else 1.0
+            self._run.batch_begins(self._done // (job.stride or self.batches.batch_size))
             yield batch_here
             self._end_part()
 
@@ -339,7 +347,10 @@ class TorchScript(ScriptLoop):
     def _check(self) -> None:
         with told_at(self._run.place):
             self.replica.follow()
-        scheduled = getattr(self.replica.optimizer.step, "_wrapped_by_lr_sched", False)
+        optimizer = self.replica.optimizer
+        scheduled = getattr(optimizer.step, "_wrapped_by_lr_sched", False)
+        if not self._exchanged:  # before the first epoch
+            scheduled = scheduled or _by_plateau(optimizer)
         if scheduled and self.replica.scheduler is None:
             self._refuse(
                 "the optimizer has a scheduler of the learning rate, which a worker that joins would not get: give it "
@@ -443,6 +454,8 @@ class TorchScript(ScriptLoop):
             if self._batch is not None and self._parts_left:
                 return
             if self._batch is None or args or kwargs or not (self._run.by_samples and self.in_batches):
+                if self._batch is not None and kind is CosineAnnealingWarmRestarts:
+                    self._refuse_other_share(*args, **kwargs)
                 kind.step(scheduler, *args, **kwargs)
                 return
             assert self.job is not None
@@ -455,6 +468,18 @@ class TorchScript(ScriptLoop):
         scheduler.__class__ = type(
             kind.__name__, (kind,), {"step": by_samples}
         )  # what it keeps stays as it is
+
+    def _refuse_other_share(self, epoch: float | None = None) -> None:
+        """Refuse to step a schedule to an epoch that is not as far as the job is, in batches of either size."""
+        assert self.job is not None
+        samples, present = self.batches.samples, self.job.stride or self.batches.batch_size
+        told = None if epoch is None else epoch - math.floor(epoch)
+        ahead = 0.0 if told is None else (told - self._done / samples + 0.5) % 1.0 - 0.5
+        if abs(ahead) * samples > present + self.batches.batch_size:
+            self._refuse(
+                f"scheduler.step({epoch:.4g}), and {self._done / samples:.2f} of the epoch are over: the job has "
+                "chosen another batch, so write len(loader) there, which knows it, or scheduler.step()"
+            )
 
 
 _watched: list[weakref.ref[TorchScript]] = []
@@ -502,6 +527,14 @@ def _weigh() -> None:
 def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
     if (script := _watched[0]()) is not None:
         script.other_stepped(optimizer)
+
+
+def _by_plateau(optimizer: Any) -> bool:
+    """Whether a scheduler looks for plateaus, which leaves no trace at the optimizer."""
+    return any(
+        issubclass(type(one), ReduceLROnPlateau) and getattr(one, "optimizer", None) is optimizer
+        for one in gc.get_objects()
+    )
 
 
 def _placed(batch: Any) -> Any:

@@ -159,6 +159,10 @@ PREPARE = [
         "elastic.prepare(model, optimizer, loader, torch.amp.GradScaler('cpu'), at_once=9)",
         "with a GradScaler: leave one of them out",
     ),
+    (
+        "from accelerate.scheduler import *; elastic.prepare(model, optimizer, AcceleratedScheduler(None, optimizer))",
+        "argument 3 of elastic.prepare is Accelerate's AcceleratedScheduler: call elastic.prepare before accelerator.",
+    ),
     ("elastic.log(val_accuracy=1.0)", "elastic.log comes after elastic.prepare"),
 ]
 
@@ -181,7 +185,15 @@ def _loop(inner: str, *, before: str = "", after: str = "", epochs: str = "for e
 
 
 STEP = "optimizer.zero_grad()\nnn.functional.cross_entropy(model(x), y).backward()\noptimizer.step()"
+CYCLE = """
+def cycle(loader):
+    while True:
+        for batch in loader:
+            yield batch
+batches = cycle(loader)
+"""
 SCHEDULE = "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)"
+PLATEAU = "scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)"
 TRAIN = [
     (_loop("pass"), "for x, y in loader", "no loss.backward() in a batch"),
     (
@@ -204,7 +216,27 @@ TRAIN = [
     ),
     (_loop(STEP + "\nbreak"), "for x, y in loader", "left the loop over the loader before its end"),
     (_loop(STEP, before=SCHEDULE), "prepare(model", "give it to elastic.prepare, too"),
-    (_loop(STEP, epochs="while True:"), "for x, y in loader", "write `for epoch in range(...)` there"),
+    (
+        _loop(STEP, before=PLATEAU),
+        "prepare(model",
+        "a scheduler of the learning rate, which a worker that joins",
+    ),
+    (
+        _loop(STEP, epochs="while True:"),
+        "while True:",
+        "is a `while`, which a worker that joins could not",
+    ),
+    (
+        PREPARED + "batches = iter(loader)\nfor step in range(9):\n    x, y = next(batches)",
+        "= next(",
+        "taken by next",
+    ),
+    (
+        PREPARED + CYCLE + "for step in range(9):\n    x, y = next(batches)",
+        "= next(",
+        "look at a batch before el",
+    ),
+    (PREPARED + "x, y = next(iter(loader))\n" + LOOP, "next(iter(", "look at a batch before elastic.prepare"),
     (
         _loop(STEP, epochs="for epoch in range(2):"),
         "for epoch in range(2)",
@@ -296,6 +328,85 @@ def test_a_worker_that_joins_later_skips_the_epochs_before_and_all_that_is_done_
 
     assert link.losses == [3.0] * 5 + [4.0] * 5
     assert link.metrics == [{"epoch": 3.0, "seen": 1.0}, {"epoch": 4.0, "seen": 2.0}]
+
+
+def test_a_loop_over_epochs_may_be_in_a_module_beside_the_script_or_in_a_decorated_function(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = STEP.replace("nn.functional.cross_entropy", "loss_of").replace("\n", "; ")
+    fit = (
+        "import functools, scavenger.torch as elastic\n"
+        "from torch.nn.functional import cross_entropy as loss_of\n"
+        "@functools.lru_cache\n"
+        "def fit(model, optimizer, loader, epochs):\n"
+        "    for epoch in range(epochs):\n"
+        f"        for x, y in loader: {inner}\n"
+        "        elastic.log(epoch=epoch)\n"
+    )
+    (tmp_path / "epochs_of_its_own.py").write_text(fit)
+    monkeypatch.delitem(sys.modules, "epochs_of_its_own", raising=False)
+    call = "fit(model, optimizer, loader, 5)\n"
+
+    for text in (f"from epochs_of_its_own import fit\n{PREPARED}{call}", f"{fit}{PREPARED}{call}"):
+        assert run(text, Alone(5, begin=3)).metrics == [{"epoch": 3.0}, {"epoch": 4.0}]
+    assert not (tmp_path / "__pycache__").exists()
+
+
+def test_metrics_are_those_that_modules_name_too_and_an_epoch_that_is_not_evaluated_has_none(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from scavenger.train.custom_loop.script import look_at
+
+    (tmp_path / "evaluates_beside.py").write_text(
+        "import scavenger.torch\ndef evaluate(epoch):\n    scavenger.torch.log(val_right=epoch)\n"
+    )
+    text = f"from evaluates_beside import evaluate\n{PREPARED}{LOOP}    if epoch % 2 == 0: evaluate(epoch)\n"
+
+    assert run(text).metrics == [{"val_right": 0.0}, {}, {"val_right": 2.0}]
+    monkeypatch.delitem(sys.modules, "evaluates_beside")
+    assert look_at(Script("train.py"), str(tmp_path), 0).metrics == ("val_right",)
+    sdk.begin(None)
+
+
+class Joined(Alone):
+    """A job that has trained on some samples of its first epoch when this worker joins."""
+
+    def enter(self, sizes: Any, state: Any, load: Any, evaluate: Any, *, apart: bool) -> loop.Progress:
+        progress = super().enter(sizes, state, load, evaluate, apart=apart)
+        self._at = 8
+        load({**state(), "schedule": np.array([0, self._at])})
+        return progress
+
+
+def test_batches_have_the_numbers_of_the_job_also_for_a_worker_that_joins_in_mid_epoch(run: Any) -> None:
+    text = PREPARED + (
+        "for epoch, name in enumerate(['a', 'b']):\n"
+        "    for number, (x, y) in enumerate(loader, 1):\n"
+        "        assert [n for n in range(4)] == [n for n, _ in enumerate(y)]\n"
+        "        for n, _ in enumerate(y): last = n\n"
+        "        optimizer.zero_grad(); nn.functional.cross_entropy(model(x), y).backward(); optimizer.step()\n"
+        "        elastic.log(loss=100 * epoch + 10 * last + number)\n"
+    )
+    assert run(text, Joined(2)).losses == [33.0, 34.0, 35.0, *(130.0 + n for n in range(1, 6))]
+
+
+def test_a_schedule_that_is_stepped_to_a_share_of_an_epoch_is_as_far_as_the_job(run: Any) -> None:
+    text = BEGIN.replace("loader = DataLoader(data, 4", "loader = DataLoader(data, 1") + (
+        "schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 2)\n"
+        "model, optimizer, loader, schedule = elastic.prepare(model, optimizer, loader, schedule)\n"
+        "first = len(loader)\n"
+        "for epoch in range(3):\n"
+        "    for i, (x, y) in enumerate(loader):\n"
+        "        optimizer.zero_grad(); nn.functional.cross_entropy(model(x), y).backward(); optimizer.step()\n"
+        "        schedule.step(epoch + i / ITERATIONS)\n"
+        "    elastic.log(lr=schedule.get_last_lr()[0])\n"
+    )
+    rates = [metrics["lr"] for metrics in run(text.replace("ITERATIONS", "len(loader)")).metrics]
+    assert rates == pytest.approx([0.05 * (1 + np.cos(np.pi * at / 2)) for at in (0.8, 1.8, 0.8)])
+    with pytest.raises(
+        TrainingCodeError, match=r"step\(0.05\), and 0.40 of the epoch are over: the job has chosen"
+    ):
+        run(text.replace("ITERATIONS", "first"))
 
 
 def test_a_wrapped_model_becomes_its_module_and_the_loader_keeps_its_attributes(run: Any) -> None:

@@ -131,8 +131,8 @@ class LoopJobSupervisor(LoopSupervisor):
         if keep_best and self._ends.held:
             self._best_wanted = self.step
             self._ask_state(self._ends.held[0])
-        self._ends.reported = False
         if not stop:
+            self._ends.reported = False
             self._watch.timer.restart(self._clock())
             for worker, at, following in self._ends.go_on():
                 self._handle(r.Asked(worker, at, following))

@@ -91,13 +91,9 @@ def _is_log(function: ast.expr, names: set[str]) -> bool:
             return False
 
 
-def metrics_of(script: Script, job_dir: str) -> tuple[str, ...]:
-    """The metrics that a script in a folder tells.
-
-    Raises:
-        TrainingCodeError: If it cannot be read.
-    """
-    return logged(_tree(Path(job_dir, script.path)))
+def metrics_of(run: ScriptRun) -> tuple[str, ...]:
+    """The metrics that a script tells, and modules of its folder that it has imported."""
+    return tuple(dict.fromkeys(name for tree in run.trees for name in logged(tree)))
 
 
 def _environment(run: ScriptRun, port: int) -> dict[str, str]:
@@ -132,7 +128,6 @@ def run_script(script: Script, run: ScriptRun, port: int = 0) -> None:
     """
     path = Path(run.path)
     tree = _tree(path)
-    run.loops = sdk.with_epochs(tree)
     module = types.ModuleType("__main__")
     module.__file__ = run.path
     setattr(module, sdk.RUN, run)
@@ -143,7 +138,7 @@ def run_script(script: Script, run: ScriptRun, port: int = 0) -> None:
     os.environ.setdefault("MPLBACKEND", "Agg")  # a window would wait for somebody
     sdk.begin(run)
     try:
-        exec(compile(tree, run.path, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
+        exec(run.compiled(tree, run.path), module.__dict__)  # noqa: S102
     except SystemExit as error:
         if error.code not in (None, 0):
             raise TrainingCodeError(
@@ -206,7 +201,7 @@ def look_at(script: Script, folder: str, seed: int) -> FitFound:
         batch_size=min(batches.batch_size, batches.samples),
         epochs=run.epochs,
         optimizer=described.optimizer,
-        metrics=metrics_of(script, folder),
+        metrics=metrics_of(run),
         callbacks=(),
         notes=described.notes,
         start_s=time.monotonic() - began,

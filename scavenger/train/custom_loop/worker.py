@@ -40,10 +40,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """The training code, as the worker has imported it."""
+    """The training code, as the worker has imported it.
+
+    Attributes:
+        metrics: Returns those that it names, when it has imported its modules.
+        evaluates: Whether each evaluation has all of them; a script may evaluate after some epochs alone.
+    """
 
     function: Callable[..., object]
-    metrics: tuple[str, ...] = ()
+    metrics: Callable[[], tuple[str, ...]] = tuple
+    evaluates: bool = True
 
 
 class LoopLink:
@@ -107,7 +113,7 @@ class LoopLink:
     ) -> sdk.Progress:
         if self.entered:
             raise TrainingCodeError("loop.init must be called only once")
-        metrics = self._code.metrics
+        metrics = self._code.metrics()
         if metrics and evaluate is None:
             raise TrainingCodeError(f"LoopJob names {', '.join(metrics)}: give loop.init an evaluate=")
         self._state, self._evaluate = state, evaluate
@@ -337,7 +343,8 @@ class LoopLink:
         began = time.monotonic()
         found = {} if self._evaluate is None else self._evaluate()
         metrics = {str(name): float(value) for name, value in found.items()}
-        if missing := [name for name in self._code.metrics if name not in metrics]:
+        missing = [name for name in self._code.metrics() if name not in metrics]
+        if missing and self._code.evaluates:
             raise TrainingCodeError(f"evaluate returned no {missing[0]!r}, which LoopJob names")
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         # what was done since the last step belongs to it: a script evaluates there
@@ -405,13 +412,14 @@ def code_of(config: ProcessConfiguration, *, rank: int = 0, port: int = 0) -> Co
             rank=rank,
             processes=config.processes,
         )
-        return Code(functools.partial(run_script, script, run, port), metrics_of(script, job_dir))
+        metrics = functools.partial(metrics_of, run)
+        return Code(functools.partial(run_script, script, run, port), metrics, evaluates=False)
     module_name, _, attribute = train.partition(":")
     enter(job_dir, module_name)
     module = importlib.import_module(module_name)
     found = getattr(module, attribute, None)
     if isinstance(found, LoopJob):
-        return Code(found.function, found.metrics)
+        return Code(found.function, lambda: found.metrics)
     if not callable(found):
         raise TrainingCodeError(f"{module.__file__} has no function {attribute!r}")
     return Code(found)
