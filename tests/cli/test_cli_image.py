@@ -22,7 +22,7 @@ def test_a_folder_has_the_wheel_its_versions_and_a_script_that_installs_both(
     assert code == 0
     assert sorted(path.name for path in folder.iterdir()) == ["constraints.txt", "install.sh", said["wheel"]]
     assert hashlib.sha256((folder / said["wheel"]).read_bytes()).hexdigest() == said["sha256"]
-    assert f"--has {said['sha256']} parquet" in script
+    assert f"--has {said['sha256']} keras parquet" in script
     subprocess.run(["sh", "-n"], input=script, text=True, check=True, timeout=10)
 
 

@@ -2,7 +2,7 @@
 
 WHEELS is a folder that stands in for the package index, so that no network is part of it:
 
-    scavenger image build && python -m pip download -d WHEELS -c build/constraints.txt build/*.whl
+    scavenger image build && python -m pip download -d WHEELS -c build/constraints.txt "$(echo build/*.whl)[keras]"
 
 Not included is what a VM does before cloud-init runs its user data.
 """
@@ -35,7 +35,7 @@ from scavenger.cloud.boot.package import own_package, own_wheel
 folder, wheel = Path(sys.argv[1]), own_wheel()
 (folder / wheel.name).write_bytes(wheel.data)
 (folder / "constraints.txt").write_text(wheel.constraints)
-(folder / "install.sh").write_text(image_script(own_package()))
+(folder / "install.sh").write_text(image_script(own_package(["keras"])))
 """
 
 
@@ -57,14 +57,14 @@ def make_image(folder: Path, *, older: bool) -> Path:
     return image
 
 
-def boot(machines: Machines, name: str, image: Path | None) -> float:
+def boot(machines: Machines, name: str, image: Path | None, extras: tuple[str, ...]) -> float:
     """Seconds from the start of the boot script until the leader has heard the agent."""
     before = "" if image is None else f"sh {image}/install.sh\n"
     with (
         tempfile.TemporaryDirectory() as folder,
         leader(Path(folder), own_wheel().data, machines.address) as (server, join),
     ):
-        script = boot_script(join, own_package()).removeprefix("#!/bin/sh\n")
+        script = boot_script(join, own_package(extras)).removeprefix("#!/bin/sh\n")
         machine = machines.boot(name, archive(f"#!/bin/sh\n{before}date +'begins %s.%N'\n{script}"))
         until = time.monotonic() + WITHIN_S
         while not server.vms()[0].joined:
@@ -81,11 +81,16 @@ def main(wheels: Path, times: int = 3) -> None:
     """See the module."""
     programs = {"/etc/pip.conf": f"[install]\nno-index = true\nfind-links = {wheels.resolve()}\n"}
     with Machines("", programs=programs) as machines, tempfile.TemporaryDirectory() as folder:
-        for case, older in (("bare", None), ("older", True), ("current", False)):
-            place = Path(folder) / case
+        for case, older, extras in (
+            ("bare, no Keras", None, ()),
+            ("bare", None, ("keras",)),
+            ("older", True, ("keras",)),
+            ("current", False, ("keras",)),
+        ):
+            place = Path(folder) / case.replace(", ", "-").replace(" ", "-")
             place.mkdir()
             image = None if older is None else make_image(place, older=older)
-            took = [boot(machines, f"{case}-{number}", image) for number in range(times)]
+            took = [boot(machines, f"{place.name}-{number}", image, extras) for number in range(times)]
             print(f"{case}: {statistics.median(took):.1f} s ({min(took):.1f}-{max(took):.1f})", flush=True)
 
 

@@ -121,6 +121,19 @@ def test_an_extra_whose_requirements_are_missing_is_not_there(monkeypatch: pytes
 
     assert not is_own(own_wheel().sha256, ["parquet"])
     assert asked == ["pyarrow"]
+    asked.clear()
+    assert not is_own(own_wheel().sha256, ["keras"])
+    assert asked == ["keras"]
+
+
+def test_only_what_jobs_of_keras_need_brings_tensorflow() -> None:
+    with zipfile.ZipFile(io.BytesIO(own_wheel().data)) as content:
+        [name] = [name for name in content.namelist() if name.endswith("/METADATA")]
+        lines = content.read(name).decode().splitlines()
+
+    of_it = [line for line in lines if line.startswith("Requires-Dist: ") and "tensorflow" in line]
+    assert any("tensorflow-cpu" in line for line in of_it)
+    assert all(line.endswith(("extra == 'keras'", "extra == 'gpu'")) for line in of_it)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +143,8 @@ def test_an_extra_whose_requirements_are_missing_is_not_there(monkeypatch: pytes
         ("lib/data.py", "import pyarrow.parquet as pq\n", ("parquet",)),
         ("settings.yaml", "data: s3://bucket/folder\n", ("aws",)),
         ("train.py", "GCS = 'gs://bucket/x.parquet'\n", ("gcp", "parquet")),
-        ("train.py", "import keras\n", ()),
+        ("train.py", "from scavenger import KerasJob\n", ("keras",)),
+        ("train.py", "import jax\n", ()),
         (".git/parquet.py", "parquet\n", ()),
         ("notes.txt", "parquet\n", ()),
     ],

@@ -302,8 +302,8 @@ def test_vms_install_this_code_with_what_the_job_reads_unless_the_user_names_a_p
     named = {PACKAGE_VARIABLE: "scavenger-ml==0.1.0"}
     bucket = {"checkpoint": {"path": "s3://bucket/checkpoints"}}
 
-    assert renting(()).package(tmp_path) == own_package(["parquet"])
-    assert renting((), **bucket).package(tmp_path) == own_package(["aws", "parquet"])
+    assert renting(()).package(tmp_path) == own_package(["keras", "parquet"])
+    assert renting((), **bucket).package(tmp_path) == own_package(["aws", "keras", "parquet"])
     assert renting((), environment=named).package(tmp_path) == VmPackage(requirement="scavenger-ml==0.1.0")
 
 

@@ -73,7 +73,14 @@ def test_both_do_the_same_with_torchrun(name: str, tmp_path: Path, mark: str) ->
 def test_the_command_takes_a_script_to_its_target_and_every_sample_counts_once(
     make_job: Callable[..., Job],
 ) -> None:
+    """Neither Keras nor TensorFlow can be imported."""
     job = make_job()
+    lacking = job.folder / "lacking"
+    lacking.mkdir()
+    for name in ("keras", "tensorflow"):
+        (lacking / f"{name}.py").write_text(f"raise ModuleNotFoundError({name!r})")
+    variables = environment(job.mark)
+    variables["PYTHONPATH"] = f"{lacking}:{variables['PYTHONPATH']}"
     script = job.folder / "digits.py"
     shutil.copy(EXAMPLE / "train.py", script)
     options = [
@@ -91,7 +98,7 @@ def test_the_command_takes_a_script_to_its_target_and_every_sample_counts_once(
     outcome = ended(
         Command(
             [*command, "--store", job.store, "-o", "json", "--", "--lr", "0.02", "--epochs", "60"],
-            env={**environment(job.mark), "TORCHINDUCTOR_CACHE_DIR": str(job.folder)},
+            env={**variables, "TORCHINDUCTOR_CACHE_DIR": str(job.folder)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from scavenger.cloud.boot.boot import image_script
-from scavenger.cloud.boot.package import own_package, own_wheel
+from scavenger.cloud.boot.package import KERAS, own_package, own_wheel
 from scavenger.errors import ConfigurationError
 from scavenger_cli.options import Output, OutputOption
 from scavenger_cli.ui import console
@@ -30,7 +30,7 @@ def image(
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Write what makes a VM image from which VMs start without installing anything."""
-    package, wheel = own_package(extras or []), own_wheel()
+    package, wheel = own_package({KERAS, *(extras or [])}), own_wheel()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for earlier in folder.glob("scavenger_ml-*.whl"):

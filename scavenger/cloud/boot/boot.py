@@ -17,7 +17,7 @@ import re
 import shlex
 from dataclasses import asdict, dataclass, field
 
-from scavenger.cloud.boot.package import CONSTRAINTS, DISTRIBUTION
+from scavenger.cloud.boot.package import CONSTRAINTS, DISTRIBUTION, KERAS
 from scavenger.cloud.boot.user_data import LIMIT_TIMER
 from scavenger.domain import boot
 from scavenger.domain.vm import VmPackage
@@ -102,7 +102,7 @@ cat > @GIVEN@ <<'END'
 @CONTENT@
 END
 : > gpus.txt
-if command -v nvidia-smi > /dev/null; then
+if [ -n '@GPUS@' ] && command -v nvidia-smi > /dev/null; then
     echo '@GPUS@' >> gpus.txt
 fi
 @FUNCTIONS@installed() {
@@ -257,7 +257,7 @@ def boot_script(join: Join, package: VmPackage, *, proxy: str = "") -> str:
         "@UNIT@": _UNIT,
         "@JOIN@": json.dumps(asdict(join)),
         "@FUNCTIONS@": _FUNCTIONS,
-        "@GPUS@": GPU_REQUIREMENT,
+        "@GPUS@": gpu_requirement(package),
     }
     return filled(_SCRIPT, values)
 
@@ -287,6 +287,11 @@ def install_command(package: VmPackage) -> str:
     """Installs a fetched wheel, by the function `pip` of the script."""
     extras = f"[{','.join(package.extras)}]" if package.extras else ""
     return f'pip install -c constraints.txt "{DISTRIBUTION}{extras} @ file://$PWD/{package.wheel}"'
+
+
+def gpu_requirement(package: VmPackage) -> str:
+    """What is installed besides where there are GPUs; empty for jobs that need no TensorFlow."""
+    return GPU_REQUIREMENT if package.requirement or not package.wheel or KERAS in package.extras else ""
 
 
 def what_of(package: VmPackage) -> str:

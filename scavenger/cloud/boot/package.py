@@ -37,11 +37,15 @@ _LEFT_OUT = (_MIGRATIONS, "cloud/boot/constraints.txt")
 _FETCHED_WITH = ("msgspec", "pyzmq")
 _SOURCES = (".py", ".yaml", ".yml", ".json", ".toml")
 _SOURCE_BYTES_MAX = 1 << 20
+KERAS = "keras"
+"""An extra that the wheel has, of what only jobs of Keras need: more than a GB, of which all others save the time."""
+_OF_KERAS = ("keras", "tensorflow", "tensorflow-cpu")
 _SIGNS = {
     "parquet": ("parquet",),
     "aws": ("s3://",),
     "gcp": ("gs://", "gcs://"),
     "torch": ("import torch", "from torch"),
+    KERAS: ("keras", "tensorflow"),
 }
 """What shows in training code that an extra is needed. An extra too many costs seconds, one too few the job."""
 
@@ -136,18 +140,20 @@ def own_wheel() -> Wheel:
 
 def is_own(sha256: str, extras: Iterable[str] = ()) -> bool:
     """Whether this process's code is that of a wheel, and what the extras require is installed."""
-    needed = [_name(one) for extra, one in _requirements() if extra in set(extras)]
+    # what has a condition may not be for this machine; something beside it is in each extra
+    needed = [_name(one) for extra, one in _requirements() if extra in set(extras) and ";" not in one]
     return own_wheel().sha256 == sha256 and all(map(_is_installed, needed))
 
 
-def extras_of(folder: Path, *texts: str) -> tuple[str, ...]:
-    """The extras that a job needs on VMs, by what its training code names: Parquet files, PyTorch, storage services.
+def extras_of(folder: Path, *texts: str, of_keras: bool = False) -> tuple[str, ...]:
+    """The extras that a job needs on VMs, by what its code names: Keras, Parquet files, PyTorch, storage services.
 
     Args:
         folder: Folder of the training code; hidden files and folders are not read.
         texts: Further text, such as the path of the checkpoints.
+        of_keras: Whether it trains a Keras model, whatever its files name.
     """
-    found = set()
+    found = {KERAS} if of_keras else set()
     for text in (*texts, *_sources(folder)):
         lower = text.lower()
         found |= {extra for extra, signs in _SIGNS.items() if any(sign in lower for sign in signs)}
@@ -217,7 +223,8 @@ def _requirements() -> tuple[tuple[str, str], ...]:
         for line in listed:
             extra = re.search(r"(?:; *| and )extra == ['\"]([^'\"]+)['\"]$", line)
             found.append((extra[1], line[: extra.start()]) if extra else ("", line))
-    return tuple(sorted((extra, _normal(one)) for extra, one in found))
+    wanted = [(extra or (KERAS if _name(one) in _OF_KERAS else ""), one) for extra, one in found]
+    return tuple(sorted((extra, _normal(one)) for extra, one in wanted))
 
 
 def _normal(requirement: str) -> str:

@@ -15,10 +15,10 @@ from dataclasses import asdict
 
 from scavenger.cloud.boot.boot import (
     FETCH_PROGRAM,
-    GPU_REQUIREMENT,
     Join,
     check_requirement,
     filled,
+    gpu_requirement,
     install_command,
     proxy_variables,
     what_of,
@@ -52,7 +52,7 @@ cat > @GIVEN@ <<'END'
 @CONTENT@
 END
 : > gpus.txt
-if command -v nvidia-smi > /dev/null; then
+if [ -n '@GPUS@' ] && command -v nvidia-smi > /dev/null; then
     echo '@GPUS@' >> gpus.txt
 fi
 pip() {
@@ -139,6 +139,6 @@ def pod_script(join: Join, package: VmPackage, *, life_s: float, proxy: str = ""
         "@PROXY@": f"export {' '.join(map(shlex.quote, variables))}" if proxy else "# no proxy",
         "@LIFE@": str(math.ceil(life_s)),
         "@JOIN@": document,
-        "@GPUS@": GPU_REQUIREMENT,
+        "@GPUS@": gpu_requirement(package),
     }
     return filled(_SCRIPT, values)

@@ -29,6 +29,7 @@ from scavenger.control.leading.keys import login_key, new_key
 from scavenger.control.leading.seat import Seat, job_archive
 from scavenger.control.leading.ssh import FailedThereError, Tunnel, forwarded, run_there
 from scavenger.control.leading.start import LeaderStart
+from scavenger.control.places.needs import Kind
 from scavenger.control.provisioning import providers
 from scavenger.control.provisioning.booting import with_script
 from scavenger.control.provisioning.clean_up import CleanUp, Leftover
@@ -105,7 +106,8 @@ class VmSeat(Seat):
         spec = LeaderVmSpec(options, replace(template, settings=settings), script, prepared.job.limits.vms)
         checkpoint = prepared.job.checkpoint
         # also what the job's workers would install: its code reads data and checkpoints there, too
-        extras = extras_of(prepared.folder, checkpoint.path if checkpoint else "")
+        path, of_keras = checkpoint.path if checkpoint else "", prepared.kind is Kind.KERAS
+        extras = extras_of(prepared.folder, path, of_keras=of_keras)
         package = own_package({*extras, "server", prepared.job.infra.provider})
         archive = job_archive(start)
 

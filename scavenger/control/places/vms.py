@@ -502,4 +502,6 @@ class RentedVms(Place):
     def package(self, folder: Path) -> VmPackage:
         """What VMs install; `folder` is that of the training module."""
         checkpoint = self.job.checkpoint
-        return package_of(self.environment, extras_of(folder, checkpoint.path if checkpoint else ""))
+        of_keras = self.kind is Kind.KERAS
+        extras = extras_of(folder, checkpoint.path if checkpoint else "", of_keras=of_keras)
+        return package_of(self.environment, extras)
