@@ -27,6 +27,7 @@ TARGETS = {
     "torch_trainer": 0.93,
     "torch_lightning": 0.97,
     "jax_script": 0.9,
+    "torch_fsdp": 0.97,
 }
 """Accuracy that each script is trained to."""
 
@@ -39,6 +40,8 @@ def _report(store: Store, folder: Path, name: str, workers: int, number: int) ->
     written = load_job(file).written()
     written["goal"] |= {"metric": "val_accuracy", "target": TARGETS[name]}
     written["search"] |= {"workers": list(range(1, workers + 1)), "batch_size": {"min": 32, "max": 128}}
+    if name == "torch_fsdp":
+        written["elastic"] = {"processes": 2}
     written |= {"name": name.replace("_", "-"), "seed": number, "output": str(folder / str(number))}
     job = prepare_job(JobSpec.model_validate(written), file)
     return JobRun(job, store=store, observer=Observer(), run=True, confirm=None).run()

@@ -27,7 +27,7 @@ from scavenger.control.pools.standing import PoolStanding
 from scavenger.control.provisioning.kept_by_pool import KeptByPool
 from scavenger.control.service.server import configured_pools
 from scavenger.domain.configuration import Configuration
-from scavenger.domain.job import JobSpec
+from scavenger.domain.job import JobSpec, ResourcesSpec
 from scavenger.domain.pool import (
     JobStanding,
     Pool,
@@ -39,7 +39,7 @@ from scavenger.domain.pool import (
     WorkLeft,
 )
 from scavenger.domain.vm import OwnedMachine
-from scavenger.errors import ConfigurationError, NotFoundError
+from scavenger.errors import ConfigurationError, NotFoundError, NotSupportedError
 from scavenger.scheduler.jobs.seeing import Means, PoolJob, Sizes
 from scavenger.scheduler.jobs.stepping import PoolStep, step_of, why_waiting
 from scavenger.server.dashboard.pool_routes import pool_card
@@ -253,6 +253,11 @@ def test_aggregators_of_a_job_of_a_pool_are_on_the_type_that_was_counted(
     assert (aggregators(None), aggregators(KeptByPool("lab", 2, "ann"))) == ("2cpu-32gib", "16cpu-32gib")
     place = RentedVms(given, kept=KeptByPool("lab", 2, "ann"))
     assert place.within_quotas() == (place.space, ())  # no host is asked: those that wait for it are in use
+    disk = given.model_copy(update={"resources": ResourcesSpec(cpus="2", disk=50)})
+    with pytest.raises(
+        NotSupportedError, match=r"resources.disk: the disks of hosts of ssh/lab are what they are"
+    ):
+        RentedVms(disk)
 
 
 def test_a_job_that_waits_is_told_what_the_hosts_are() -> None:

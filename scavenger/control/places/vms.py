@@ -183,6 +183,11 @@ class RentedVms(Place):
             )
         if job.spot != "never" and not machines.spot:
             raise NotSupportedError(f"spot: {job.spot}: {job.infra} has no spot VMs; write never", key="spot")
+        if machines.owned and job.resources is not None and job.resources.disk is not None:
+            raise NotSupportedError(
+                f"resources.disk: the disks of hosts of {job.infra} are what they are; leave it out",
+                key="resources",
+            )
 
     def _catalog(self) -> PodCatalog | None:
         """What stands for the catalogue of VM types where VMs are pods."""
