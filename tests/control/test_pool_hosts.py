@@ -253,7 +253,7 @@ def test_aggregators_of_a_job_of_a_pool_are_on_the_type_that_was_counted(
     assert (aggregators(None), aggregators(KeptByPool("lab", 2, "ann"))) == ("2cpu-32gib", "16cpu-32gib")
     place = RentedVms(given, kept=KeptByPool("lab", 2, "ann"))
     assert place.within_quotas() == (place.space, ())  # no host is asked: those that wait for it are in use
-    disk = given.model_copy(update={"resources": ResourcesSpec(cpus="2", disk=50)})
+    disk = given.model_copy(update={"resources": ResourcesSpec.model_validate({"cpus": 2, "disk": 50})})
     with pytest.raises(
         NotSupportedError, match=r"resources.disk: the disks of hosts of ssh/lab are what they are"
     ):
