@@ -91,6 +91,14 @@ DATA = {
         lambda: SLICES.map(as_it_is).shuffle(9, seed=1, reshuffle_each_iteration=False).map(as_it_is),
         Blocks.alike(N, N, in_sequence=True),
     ),
+    "tf.data, shuffled before batches that are mapped": (
+        lambda: SLICES.shuffle(9).batch(8).map(as_it_is),
+        Blocks.alike(N, 8),
+    ),
+    "tf.data, pictures of a folder, kept and shuffled": (
+        lambda: SLICES.shuffle(9, seed=1).map(as_it_is).batch(8).prefetch(1).cache().shuffle(9).prefetch(1),
+        Blocks.alike(N, 8),
+    ),
     "tf.data, parts mapped": (
         lambda: TF.zip((TF.from_tensor_slices(X).map(lambda x: x + 0.0), TF.range(N).map(lambda y: y + 0))),
         None,
@@ -268,8 +276,8 @@ ONE = iter([(X[0], 0)])
         (SLICES.repeat(), "has no end: remove .repeat()"),
         (SLICES.repeat().batch(8), "has no end: remove .repeat()"),
         (SLICES.filter(lambda x, y: y > 3), ".apply(tf.data.experimental.assert_cardinality(n))"),
-        (SLICES.shuffle(9).map(double), "remove .shuffle() (Scavenger shuffles)"),
-        (SLICES.shuffle(9, seed=1).map(double), "remove .shuffle() (Scavenger shuffles)"),
+        (STREAM.shuffle(9).map(double), "remove .shuffle() (Scavenger shuffles)"),
+        (SLICES.shuffle(9, seed=1).map(double).skip(5), "remove .shuffle() (Scavenger shuffles)"),
         (SLICES.shuffle(9).take(5), "remove .shuffle() (Scavenger shuffles)"),
         (SLICES.map(double, num_parallel_calls=2, deterministic=False), "has deterministic=False"),
         (SLICES.take(0), "there is no sample"),

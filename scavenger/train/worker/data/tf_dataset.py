@@ -14,14 +14,20 @@ from scavenger.train.worker.data.blocks import BlockSource, rows_of
 from scavenger.train.worker.data.items import ItemSource, cpus
 from scavenger.train.worker.data.sequence import open_sequence
 from scavenger.train.worker.data.source import SampleSource
-from scavenger.train.worker.data.tf_elements import Elements, chain, open_elements
+from scavenger.train.worker.data.tf_elements import Elements, chain, open_elements, reshuffles
 
 _BATCHES = ("_BatchDataset", "_ParallelBatchDataset")
 _PADDED = "_PaddedBatchDataset"
 _UNBATCHES = ("_UnbatchDataset", "_FlatMapDataset", "_InterleaveDataset", "_ParallelInterleaveDataset")
 _KEEP_ROWS = ("_PrefetchDataset", "_OptionsDataset", "CacheDataset", "_MapDataset", "_ParallelMapDataset")
 """Names of TensorFlow's private classes, which a data set tells of itself; unknown ones are treated as opaque."""
+_ANY_ORDER = (*_BATCHES, *_KEEP_ROWS, "_ShuffleDataset")
+"""Of those of which an epoch has the same samples in whatever order their elements come."""
 
+_RESHUFFLES = (
+    "the data set shuffles by itself, in another order each time, but a sample that is read again must be the same: "
+    "remove .shuffle() (Scavenger shuffles), or put it right before .batch(), or give shuffle=False to list_files"
+)
 _CARDINALITY = ".apply(tf.data.experimental.assert_cardinality(n))"
 
 
@@ -29,14 +35,16 @@ def open_dataset(given: Any, *, shuffle: bool = True) -> SampleSource:
     """Open a `tf.data.Dataset`.
 
     Scavenger makes the batches and shuffles, so a final `.shuffle().batch().prefetch()` is left out, with a note.
-    Other batches are taken apart: they are shuffled whole, and then their rows.
+    Other batches are taken apart: they are shuffled whole, and then their rows. What they were shuffled by before is
+    one order.
 
     Raises:
         DataError: If its length is not known, its elements come in an order that cannot be repeated, it is not clear
             whether they are samples or batches, or it shuffles although epochs do not.
     """
     dataset, left_out, batched = _peeled(given)
-    if not shuffle and ".shuffle()" in left_out:
+    within = reshuffles(dataset)
+    if not shuffle and (within or ".shuffle()" in left_out):
         raise DataError(
             "shuffle=False, but the data set shuffles itself: remove its .shuffle(), or shuffle=False"
         )
@@ -47,6 +55,10 @@ def open_dataset(given: Any, *, shuffle: bool = True) -> SampleSource:
         notes = (f"the data set is taken without its final {''.join(left_out)}: Scavenger does it",)
     count = int(dataset.cardinality())
     elements = open_elements(dataset)
+    if within and elements is None:
+        raise DataError(_RESHUFFLES)
+    if within:
+        notes += ("a .shuffle() within the data set gives one order: Scavenger shuffles what follows it",)
     if not size:
         if elements is not None:
             return ItemSource(elements, threads=cpus(), notes=notes)
@@ -110,13 +122,12 @@ def _check(dataset: Any) -> None:
                 f"the data set gives a {type(spec).__name__.removesuffix('Spec')}: make it dense, as by .to_tensor() "
                 "of a ragged and tf.sparse.to_dense of a sparse tensor in .map()"
             )
+    one = dataset
+    while type(one).__name__ in _ANY_ORDER:
+        one = one._input_dataset
+    if reshuffles(one):
+        raise DataError(_RESHUFFLES)
     for one in chain(dataset):
-        if type(one).__name__ == "_ShuffleDataset" and not _repeatable(one):
-            raise DataError(
-                "the data set shuffles by itself, in another order each time, but a sample that is read again must be "
-                "the same: remove .shuffle() (Scavenger shuffles), or put it right before .batch(), or give "
-                "shuffle=False to list_files"
-            )
         if str(getattr(one, "_deterministic", "")) == "false":
             raise DataError(
                 "the data set has deterministic=False, but a sample that is read again must be the same: remove it"
@@ -131,11 +142,6 @@ def _check(dataset: Any) -> None:
         )
     if count == 0:
         raise DataError("there is no sample")
-
-
-def _repeatable(shuffled: Any) -> bool:
-    seeded = bool(int(shuffled._seed) or int(shuffled._seed2))
-    return seeded and shuffled._reshuffle_each_iteration is False
 
 
 def _gives_batches(dataset: Any) -> bool:

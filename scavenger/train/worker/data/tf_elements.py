@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.util import nest, structure
 
@@ -55,6 +56,16 @@ def chain(dataset: Any) -> Iterator[Any]:
         yield from chain(one)
 
 
+def reshuffles(dataset: Any) -> bool:
+    """Whether a data set, or one that it is made of, comes in another order each time."""
+    return any(type(one).__name__ == "_ShuffleDataset" and not _repeatable(one) for one in chain(dataset))
+
+
+def _repeatable(shuffled: Any) -> bool:
+    seeded = bool(int(shuffled._seed) or int(shuffled._seed2))
+    return seeded and shuffled._reshuffle_each_iteration is False
+
+
 def _count(dataset: Any) -> int:
     return int(dataset.cardinality())
 
@@ -63,10 +74,9 @@ def _reader(dataset: Any) -> _Read | None:
     """How to read an element of a data set; None if it cannot be read alone."""
     if _count(dataset) < 1:
         return None
-    if not any(one._functions() for one in chain(dataset)):
-        return _by_tensorflow(dataset)
-    name = type(dataset).__name__
-    if name == "CacheDataset":  # once it is full, it calls no function
+    name, other_order = type(dataset).__name__, reshuffles(dataset)
+    # once a cache is full, it calls no function
+    if not other_order and (name == "CacheDataset" or not any(one._functions() for one in chain(dataset))):
         return _by_tensorflow(dataset)
     follow = _FOLLOWED.get(name)
     inputs = [] if follow is None else [_reader(one) for one in dataset._inputs()]
@@ -131,6 +141,28 @@ def _repeat(dataset: Any, read: _Read) -> _Read:
     return lambda index: read(index % once)
 
 
+def _shuffle(dataset: Any, read: _Read) -> _Read | None:
+    """One order, the same at every worker, in place of another one each time."""
+    if _repeatable(dataset):
+        return None  # its own order counts
+    order = np.random.default_rng(_count(dataset)).permutation(_count(dataset))
+    return lambda index: read(int(order[index]))
+
+
+def _cache(dataset: Any, read: _Read) -> _Read:
+    """A cache of what comes in one order here, and would not in TensorFlow."""
+    if dataset._filename.numpy():
+        return read  # it would not fit into memory
+    kept: dict[int, list[Any]] = {}
+
+    def cached(index: int) -> list[Any]:
+        if index not in kept:
+            kept[index] = read(index)
+        return kept[index]
+
+    return cached
+
+
 def _same(dataset: Any, read: _Read) -> _Read:
     return read
 
@@ -146,6 +178,8 @@ _FOLLOWED: dict[str, Callable[..., _Read | None]] = {
     "_ZipDataset": _zip,
     "_ConcatenateDataset": _concatenate,
     "_RepeatDataset": _repeat,
+    "_ShuffleDataset": _shuffle,
+    "CacheDataset": _cache,
     "_PrefetchDataset": _same,
     "_OptionsDataset": _same,
 }
