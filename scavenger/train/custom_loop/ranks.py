@@ -74,7 +74,6 @@ class Entered(_Message, frozen=True):
     """A rank has prepared its model; see `Link.enter`."""
 
     sizes: tuple[int, ...]
-    apart: bool
 
 
 class Loaded(_Message, frozen=True):
@@ -234,6 +233,14 @@ class Ranks:
                 break
             time.sleep(0.01)
         log.error("another process of this worker has ended with status %s", ended)
+        for rank, connection in enumerate(self._connections, start=1):
+            try:
+                while connection.poll():
+                    self._receive(rank, object)
+            except LostRankError:
+                continue
+            except ScavengerError as error:
+                log.error("rank %d: %s", rank, error)
         if ended and ended[0] < 0:
             os.kill(os.getpid(), signal.SIGKILL)
         os._exit(1)
@@ -452,7 +459,7 @@ class OtherRank:
         apart: bool = False,
     ) -> sdk.Progress:
         self._state, self._load = state, load
-        self._send(Entered(tuple(sizes), apart))
+        self._send(Entered(tuple(sizes)))
         return self._wait_for(Begin).progress  # type: ignore[no-any-return]
 
     def seek(self, epoch: int) -> sdk.Granted | sdk.Step | None:
