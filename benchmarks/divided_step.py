@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.figures import Benchmark, Result, Spread
 from benchmarks.loop_step import environment
@@ -19,24 +20,53 @@ from scavenger.domain.report import Observer
 from scavenger.store import Store
 
 _FILE = Path(__file__).with_name("jobs") / "divided" / "job.yaml"
-_PROCESSES, _TIMEOUT_S = 2, 300.0
+PROCESSES, _TIMEOUT_S = 2, 300.0
 
 
-def _ours(folder: Path, workers: int) -> float:
+class Steps(NamedTuple):
+    """Median times of steps, seconds: of a job, and of torchrun; and the first over the second."""
+
+    ours_s: Spread
+    theirs_s: Spread
+    ratio: Spread
+
+
+def in_turn(work_dir: Path, *, workers: int, repetitions: int, accelerators: str = "") -> Steps:
+    """Steps of a job and of torchrun in turn, so many times.
+
+    Args:
+        accelerators: Of this machine, as a job file names them, a process on each; empty for processors.
+    """
+    pairs = []
+    for number in range(repetitions):
+        folders = [work_dir / f"{way}-{workers}-{number}" for way in ("ours", "theirs")]
+        for folder in folders:
+            folder.mkdir()
+        pairs.append(
+            (_ours(folders[0], workers, accelerators), _theirs(folders[1], workers, bool(accelerators)))
+        )
+    ours, theirs = (Spread.of(column) for column in zip(*pairs, strict=True))
+    return Steps(ours, theirs, Spread.of(own / other for own, other in pairs))
+
+
+def _ours(folder: Path, workers: int, accelerators: str) -> float:
     written = load_job(_FILE).written()
     written["search"]["workers"] = workers
     written["output"] = str(folder / "output")
+    if accelerators:
+        written |= {"train": "train.py --device cuda", "resources": {"accelerators": accelerators}}
     with environment(BENCHMARK_OUT=str(folder)), Store.open(f"sqlite:///{folder / 'store.db'}") as store:
         job = prepare_job(JobSpec.model_validate(written), _FILE)
         JobRun(job, store=store, observer=Observer(), run=True, confirm=None).run()
     return _told(folder)
 
 
-def _theirs(folder: Path, workers: int) -> float:
-    count = workers * _PROCESSES
+def _theirs(folder: Path, workers: int, on_gpus: bool) -> float:
+    count = workers * PROCESSES
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
     environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "BENCHMARK_OUT": str(folder)}
-    command = [sys.executable, *launch, str(_FILE.with_name("train.py")), f"--replicas={workers}"]
+    options = [f"--replicas={workers}", *(["--device=cuda"] if on_gpus else [])]
+    command = [sys.executable, *launch, str(_FILE.with_name("train.py")), *options]
     subprocess.run(command, check=True, timeout=_TIMEOUT_S, env=environ, capture_output=True)
     return _told(folder)
 
@@ -53,18 +83,11 @@ def run(repetitions: int, work_dir: Path) -> Result:
         return Result(headers, (), "PyTorch is not installed", {})
     rows, figures, ratios = [], dict[str, object](), []
     for workers in (1, 2):
-        pairs = []
-        for number in range(repetitions):
-            folders = [work_dir / f"{way}-{workers}-{number}" for way in ("ours", "theirs")]
-            for folder in folders:
-                folder.mkdir()
-            pairs.append((_ours(folders[0], workers), _theirs(folders[1], workers)))
-        ours, theirs = (Spread.of(column) for column in zip(*pairs, strict=True))
-        ratio = Spread.of(own / other for own, other in pairs)
-        counts = (str(workers), str(workers * _PROCESSES), str(repetitions))
-        rows.append((*counts, ours.text(1e3), theirs.text(1e3), ratio.text(digits=2)))
-        figures[f"{workers} workers"] = {"ours_s": ours, "theirs_s": theirs, "ratio": ratio}
-        ratios.append(f"{workers}: {ratio.median:.2f}")
+        found = in_turn(work_dir, workers=workers, repetitions=repetitions)
+        counts = (str(workers), str(workers * PROCESSES), str(repetitions))
+        rows.append((*counts, found.ours_s.text(1e3), found.theirs_s.text(1e3), found.ratio.text(digits=2)))
+        figures[f"{workers} workers"] = found._asdict()
+        ratios.append(f"{workers}: {found.ratio.median:.2f}")
     return Result(
         headers,
         tuple(rows),

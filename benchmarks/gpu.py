@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import loop_step
+from benchmarks import divided_step, loop_step
 from benchmarks.figures import Benchmark, Result
 from benchmarks.gpu_steps import measured
 from benchmarks.live import job_file
@@ -77,13 +77,26 @@ def run(repetitions: int, work_dir: Path) -> Result:
         f"{steps.group_ratio.text(digits=2)} times by a process group of NCCL"
     )
     figures: dict[str, Any] = {"torch": steps._asdict()}
+    more = []
+    if (workers := len(there) // divided_step.PROCESSES) > 0:
+        wanted = f"{next(iter(there.values())).name.split()[-1]}:{workers * divided_step.PROCESSES}"
+        divided = divided_step.in_turn(
+            work_dir, workers=workers, repetitions=repetitions, accelerators=wanted
+        )
+        figures["divided"] = divided._asdict()
+        words = f"{divided.ours_s.text(1e3)}, torchrun {divided.theirs_s.text(1e3)}"
+        more = [(f"step of a model that fully_shard divides, on {wanted}, ms", words, "-")]
     devices, reason = why_not()
     if devices is None:
-        rows = (("TensorFlow", reason, "-"), row)
+        rows = (("TensorFlow", reason, "-"), row, *more)
         return Result(_HEADERS, rows, verdict, figures | {"tensorflow": reason})
     keras = of_keras(devices, work_dir)
     return Result(
-        _HEADERS, (*keras.rows, row), f"{keras.verdict}; {verdict}", keras.figures | figures, keras.remarks
+        _HEADERS,
+        (*keras.rows, row, *more),
+        f"{keras.verdict}; {verdict}",
+        keras.figures | figures,
+        keras.remarks,
     )
 
 

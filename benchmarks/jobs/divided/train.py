@@ -20,20 +20,24 @@ parser.add_argument("--batch-size", type=int, default=64)
 parser.add_argument("--samples", type=int, default=2560)
 parser.add_argument("--epochs", type=int, default=1)
 parser.add_argument("--replicas", type=int, default=1)
+parser.add_argument("--device", default="cpu")
 WIDTH, LAYERS, WARM_UP = 1024, 6, 10
 
 
 def main() -> None:
     args = parser.parse_args()
-    torch.distributed.init_process_group("gloo")
+    torch.distributed.init_process_group("nccl" if args.device == "cuda" else "gloo")
+    if args.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     world = torch.distributed.get_world_size()
     shape = (args.replicas, world // args.replicas) if args.replicas > 1 else (world,)
     names = ("replicas", "parts") if args.replicas > 1 else ("parts",)
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    mesh = init_device_mesh(args.device, shape, mesh_dim_names=names)
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(args.samples, WIDTH), torch.randn(args.samples, WIDTH))
     loader = DataLoader(data, args.batch_size // world, sampler=DistributedSampler(data))
     model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(LAYERS)))
+    model.to(args.device)
     for layer in model:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -44,8 +48,10 @@ def main() -> None:
         began = time.perf_counter()
         for x, y in loader:
             optimizer.zero_grad()
-            nn.functional.mse_loss(model(x), y).backward()
+            loss = nn.functional.mse_loss(model(x.to(args.device)), y.to(args.device))
+            loss.backward()
             optimizer.step()
+            loss.item()  # waits for the device
             steps.append(time.perf_counter() - began)
             began = time.perf_counter()
         file = os.path.join(os.environ["BENCHMARK_OUT"], f"{os.getpid()}.json")
