@@ -143,6 +143,10 @@ class ScriptLoop(ABC):
             job.notify_batch_end(loss=loss)
         self.pass_ = job.epoch
 
+    def only_evaluates(self) -> bool:
+        """Whether the script computes no gradients now, so that it may go over its own loader."""
+        return False
+
     def _check(self) -> None:  # noqa: B027 - most have nothing to refuse
         """Refuse, before an epoch, what a job could not do."""
 
@@ -207,6 +211,11 @@ class ScriptLoop(ABC):
                 break
             else:
                 continue
+            if self.pass_ < job.epoch:
+                self._refuse(
+                    f"{why}, and the job is in epoch {job.epoch + 1}: a worker that joins begins with the job's first "
+                    "epoch, and gets the state of the others; leave out what the script itself resumes from"
+                )
             raise TrainingCodeError(
                 f"{self._run.place()}: {why} after epoch {job.epoch}, before the goal of the job is reached: lower "
                 "goal.max_epochs, or give the script more epochs"
@@ -216,16 +225,18 @@ class ScriptLoop(ABC):
 class ElasticLoader:
     """The loader that a script in a job loops over; it has the attributes of the one that was given.
 
-    Its length is that of an epoch in the present batch of the job.
+    Its length is that of an epoch in the present batch of the job. Where the script only evaluates, it is that one.
     """
 
     def __init__(self, script: ScriptLoop, loader: Any) -> None:
         self._script, self._loader = script, loader
 
     def __iter__(self) -> Iterator[Any]:
-        return self._script.epoch()
+        return iter(self._loader) if self._script.only_evaluates() else self._script.epoch()
 
     def __len__(self) -> int:
+        if self._script.only_evaluates():
+            return len(self._loader)
         job, batches = self._script.job, self._script.batches
         stride = 0 if job is None else job.stride
         return -(-batches.samples // stride) if stride else batches.steps

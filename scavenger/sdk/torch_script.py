@@ -337,7 +337,10 @@ class TorchScript(ScriptLoop):
 
     def _end_part(self) -> None:
         if not self._exchanged:
-            self._refuse("no loss.backward() in a batch: each batch of the loader needs one")
+            self._refuse(
+                "no loss.backward() in a batch: each batch of the loader needs one, unless the loop is within "
+                "torch.no_grad()"
+            )
         if not self._stepped and self.replica.scaler is None:
             self._refuse(
                 "no optimizer.step() in a batch: each batch of the loader needs one; to compute a large batch in "
@@ -357,6 +360,9 @@ class TorchScript(ScriptLoop):
                 "to elastic.prepare, too",
                 at=self._place,
             )
+
+    def only_evaluates(self) -> bool:
+        return not torch.is_grad_enabled()
 
     # ---- within a batch ------------------------------------------------------------------------------------
 

@@ -363,9 +363,30 @@ def test_metrics_are_those_that_modules_name_too_and_an_epoch_that_is_not_evalua
     text = f"from evaluates_beside import evaluate\n{PREPARED}{LOOP}    if epoch % 2 == 0: evaluate(epoch)\n"
 
     assert run(text).metrics == [{"val_right": 0.0}, {}, {"val_right": 2.0}]
+    (tmp_path / "train.py").write_text(text + "    elastic.log(at=epoch, **{})\n")
     monkeypatch.delitem(sys.modules, "evaluates_beside")
-    assert look_at(Script("train.py"), str(tmp_path), 0).metrics == ("val_right",)
+    found = look_at(Script("train.py"), str(tmp_path), 0)
+    assert set(found.metrics) == {"at", "val_right"}
+    assert found.notes == (
+        "elastic.log(**...) names no metric for a target: write the names, as elastic.log(val_accuracy=...)",
+    )
     sdk.begin(None)
+
+
+def test_a_loop_without_gradients_goes_over_the_whole_loader(run: Any) -> None:
+    text = PREPARED + (
+        "@torch.no_grad()\n"
+        "def seen(rows=0):\n"
+        "    for x, y in loader: rows += len(x)\n"
+        "    return rows\n"
+        f"before = seen(), len(loader)\n{LOOP}    elastic.log(seen=seen(), before=before[0], steps=before[1])\n"
+    )
+    assert run(text, Alone(share=10)).metrics == [{"seen": 20.0, "before": 20.0, "steps": 5.0}] * 3
+
+
+def test_a_worker_that_joins_and_resumes_by_itself_is_refused(run: Any) -> None:
+    with pytest.raises(TrainingCodeError, match=r"the job is in epoch 3: .*leave out what the script itself"):
+        run(PREPARED + LOOP.replace("range(3)", "range(2, 3)"), Alone(3, begin=2))
 
 
 class Joined(Alone):

@@ -21,6 +21,11 @@ _LIBRARIES = {"torch": "PyTorch", "jax": "JAX"}
 """By module of `scavenger` that a script can call, the library that it is for."""
 
 
+_UNNAMED = (
+    "elastic.log(**...) names no metric for a target: write the names, as elastic.log(val_accuracy=...)"
+)
+
+
 def is_prepared(tree: ast.Module) -> bool:
     """Whether a script imports `scavenger.torch` or `scavenger.jax`."""
     return bool(_names(tree))
@@ -55,16 +60,15 @@ def to_make_elastic(library: str) -> str:
 
 
 def logged(tree: ast.Module) -> tuple[str, ...]:
-    """The metrics that a script tells by `elastic.log`, as they are written."""
+    """The metrics that a script tells by `elastic.log`, as they are written; "" for those that are not."""
     names = _names(tree)
     found = (
-        keyword.arg
+        keyword.arg or ""
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and _is_log(node.func, names)
         for keyword in node.keywords
-        if keyword.arg not in (None, "loss")
     )
-    return tuple(dict.fromkeys(str(name) for name in found))
+    return tuple(dict.fromkeys(name for name in found if name != "loss"))
 
 
 def _names(tree: ast.Module) -> set[str]:
@@ -93,7 +97,7 @@ def _is_log(function: ast.expr, names: set[str]) -> bool:
 
 def metrics_of(run: ScriptRun) -> tuple[str, ...]:
     """The metrics that a script tells, and modules of its folder that it has imported."""
-    return tuple(dict.fromkeys(name for tree in run.trees for name in logged(tree)))
+    return tuple(dict.fromkeys(name for tree in run.trees for name in logged(tree) if name))
 
 
 def _environment(run: ScriptRun, port: int) -> dict[str, str]:
@@ -203,6 +207,6 @@ def look_at(script: Script, folder: str, seed: int) -> FitFound:
         optimizer=described.optimizer,
         metrics=metrics_of(run),
         callbacks=(),
-        notes=described.notes,
+        notes=(*described.notes, *([_UNNAMED] if any("" in logged(tree) for tree in run.trees) else ())),
         start_s=time.monotonic() - began,
     )
