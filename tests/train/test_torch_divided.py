@@ -9,7 +9,7 @@ import pytest
 from test_torch_scripts import replayed
 from torch_jobs import OWN, assert_equal, driven, plainly, sampled_once
 
-from scavenger.errors import NotSupportedError, TrainingCodeError
+from scavenger.errors import TrainingCodeError
 from scavenger.train.custom_loop.workers import LoopWorkers
 from scavenger.train.transport.messages.values import CheckpointPlan, RestorePoint
 
@@ -69,21 +69,3 @@ def test_what_fails_at_one_process_ends_the_job_with_its_line_and_leaves_none(tm
 
     assert len(processes) == 1
     assert not psutil.wait_procs(processes, 10)[1]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (
-            "",
-            "body.0.weight is whole at each of the 2 processes of a worker: have fully_shard divide the model",
-        ),
-        ("--divided --scaler", "a GradScaler in a worker of 2 processes: leave elastic.processes out"),
-    ],
-)
-def test_what_several_processes_cannot_train_is_refused(tmp_path: Path, options: str, words: str) -> None:
-    with (
-        pytest.raises(NotSupportedError, match=words),
-        driven(tmp_path, f"torch_script.py {options}", 1, processes=2),
-    ):
-        pytest.fail("it was not refused")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from scavenger.domain.script import Script
-from scavenger.errors import ScavengerError, TrainingCodeError
+from scavenger.errors import NotSupportedError, ScavengerError, TrainingCodeError
 from scavenger.sdk import loop
 from scavenger.sdk import script as sdk
 
@@ -100,12 +100,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     before = dict(os.environ)
 
-    def running(text: str, link: Alone | None = None) -> Alone:
+    def running(text: str, link: Alone | None = None, processes: int = 1) -> Alone:
         link = link or Alone()
         (tmp_path / "train.py").write_text(text)
         loop.connect(link)
         try:
-            run_script(Script("train.py"), sdk.ScriptRun(str(tmp_path), str(tmp_path / "train.py")))
+            of = sdk.ScriptRun(str(tmp_path), str(tmp_path / "train.py"), processes=processes)
+            run_script(Script("train.py"), of)
         except loop.Left:
             pass
         finally:
@@ -177,6 +178,31 @@ def test_what_cannot_be_prepared_is_refused_with_its_line(run: Any, call: str, w
     assert message.startswith(_line(text, call)), message
     assert words in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            "elastic.prepare(model, optimizer, loader)",
+            "weight is whole at each of the 2 processes of a worker: have fully_shard divide the model, or leave",
+        ),
+        (
+            "elastic.prepare(model, optimizer, loader, torch.amp.GradScaler('cpu'))",
+            "a GradScaler in a worker of 2 processes: leave elastic.processes out of the job file",
+        ),
+        (
+            "elastic.prepare(model, optimizer, DataLoader(data, sampler=DistributedSampler(data, 3, 0)))",
+            "the sampler divides the samples among 3 processes: leave num_replicas and rank out",
+        ),
+    ],
+)
+def test_what_several_processes_of_a_worker_cannot_train_is_refused(run: Any, call: str, words: str) -> None:
+    text = BEGIN + "from torch.utils.data.distributed import DistributedSampler\n" + call + "\n"
+    with pytest.raises(NotSupportedError) as refused:
+        run(text, processes=2)
+
+    assert str(refused.value).startswith(_line(text, call) + words)
 
 
 def _loop(inner: str, *, before: str = "", after: str = "", epochs: str = "for epoch in range(3):") -> str:
