@@ -56,7 +56,9 @@ class JaxScript(ScriptLoop):
         self._stepped = False
         yield self._read(job, [range(batch.start, batch.stop)], 0)
         if not self._stepped:
-            self._refuse("no elastic.step() in a batch: each batch of the loader needs one")
+            self._refuse(
+                "no elastic.step() in a batch: each batch of the loader needs one; evaluate on its data"
+            )
 
     def scale(self) -> float:
         """See `scavenger.jax.lr_scale`."""

@@ -95,6 +95,7 @@ class ScriptRun:
         folder: See the arguments.
         loops, trees: Of the script, and of modules of the folder that it has imported.
         prepared: What it has prepared; None before.
+        outside: Loops around its call, of which the job is one round, the innermost first.
         lengths: By loop, the number of its rounds, where it is known.
         epochs: Rounds of the outermost loop around the one over the loader; None before that loop, or if it is not
             known; 1 without one.
@@ -129,6 +130,7 @@ class ScriptRun:
         self.library_epochs: int | None = None
         self._epochs: set[int] = set()
         """Loops around the loop over the loader."""
+        self.outside: dict[int, None] = {}
         self._batches, self._number = 0, 0
         """Batches that the script has begun, and the number of this one in its epoch."""
         self._thread = threading.get_ident()
@@ -155,7 +157,7 @@ class ScriptRun:
             raise TrainingCodeError(
                 f"{place}: elastic.prepare is called again, after {self.prepared_at}: a job trains one model"
             )
-        self.prepared_at = place
+        self.prepared_at, self.outside = place, dict.fromkeys(self._enclosing())
         self.prepared = make()
         found = self.prepared.objects
         return found if len(found) != 1 else found[0]
@@ -261,13 +263,14 @@ class ScriptRun:
             )
 
     def _enclosing(self) -> Iterator[int]:
-        """Loops of the user's within which the script is now, the innermost first."""
+        """Loops of the user's within which the script is now, the innermost first; without those around `prepare`."""
         for frame in self._frames():
             path, line = frame.f_code.co_filename, frame.f_lineno
             yield from (
                 number
                 for number, loop in sorted(enumerate(self.loops), key=lambda pair: -pair[1].line)
                 if loop.path == path and loop.first <= line <= loop.last and loop.line != line
+                if number not in self.outside
             )
 
     # ---- places --------------------------------------------------------------------------------------------

@@ -189,7 +189,10 @@ class _Replica(Elastic):
             super()._refuse_divided(name, tensor)
 
     _INIT = "elastic.prepare"
-    _TO_DIFFER = "; give a scheduler of the learning rate to elastic.prepare, too"
+    _TO_DIFFER = (
+        "; give a scheduler of the learning rate to elastic.prepare, too, or compute it from the epoch and the number "
+        "of the batch: what a script counts begins anew in a worker that joins"
+    )
     _TO_SCALE = "give it to elastic.prepare(model, optimizer, loader, scaler), too"
 
     def _refuse_changed(self) -> None:

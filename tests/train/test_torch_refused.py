@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -395,6 +396,21 @@ def test_metrics_are_those_that_modules_name_too_and_an_epoch_that_is_not_evalua
     assert set(found.metrics) == {"at", "val_right"}
     assert found.notes == (
         "elastic.log(**...) names no metric for a target: write the names, as elastic.log(val_accuracy=...)",
+    )
+    sdk.begin(None)
+
+
+def test_a_loop_around_prepare_is_none_over_epochs(run: Any, tmp_path: Path) -> None:
+    from scavenger.train.custom_loop.script import look_at
+
+    fold = f"{PREPARED.removeprefix(BEGIN)}{LOOP}    elastic.log(at=epoch)\n"
+    text = f"{BEGIN}for fold in range(7):\n{textwrap.indent(fold, '    ')}"
+
+    assert run(text).metrics == [{"at": 0.0}, {"at": 1.0}, {"at": 2.0}]
+    found = look_at(Script("train.py"), str(tmp_path), 0)
+    assert found.epochs == 3
+    assert found.notes == (
+        "elastic.prepare is called in the loop of line 11: the job trains what its first round does",
     )
     sdk.begin(None)
 

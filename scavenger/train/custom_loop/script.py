@@ -8,6 +8,7 @@ import os
 import sys
 import time
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 from scavenger.domain.fit import FitFound
@@ -176,6 +177,15 @@ def _tree(path: Path) -> ast.Module:
         raise TrainingCodeError(f"{path.name}: {error}") from error
 
 
+def _notes(run: ScriptRun) -> Iterator[str]:
+    """What the user of a script should know of how it becomes a job."""
+    if any("" in logged(tree) for tree in run.trees):
+        yield _UNNAMED
+    if run.outside:
+        lines = ", ".join(str(run.loops[number].line) for number in run.outside)
+        yield f"elastic.prepare is called in the loop of line {lines}: the job trains what its first round does"
+
+
 def look_at(script: Script, folder: str, seed: int) -> FitFound:
     """Run a script as far as its first epoch; returns what it would train.
 
@@ -207,6 +217,6 @@ def look_at(script: Script, folder: str, seed: int) -> FitFound:
         optimizer=described.optimizer,
         metrics=metrics_of(run),
         callbacks=(),
-        notes=(*described.notes, *([_UNNAMED] if any("" in logged(tree) for tree in run.trees) else ())),
+        notes=(*described.notes, *_notes(run)),
         start_s=time.monotonic() - began,
     )
