@@ -5,6 +5,7 @@ Nothing happens by itself: what a VM or an operation is follows from the clock w
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -30,12 +31,37 @@ TYPES = {
     "n2-standard-8": (8, 32768),
     "g2-standard-24": (24, 98304),
 }
-WITH_L4 = {"g2-standard-24": 2}
-"""GPUs of those that have some: they cannot move to another host."""
+GPUS = {"g2-standard-24": 2}
+"""Of those that have some: they cannot move to another host."""
 NOT_IN = {("n2-standard-8", "us-central1-f"), ("e2-standard-2", "us-central1-b")}
-L4S, SPOT_L4S = "NVIDIA_L4_GPUS", "PREEMPTIBLE_NVIDIA_L4_GPUS"
+ALL_GPUS = "GPUS_ALL_REGIONS"
+QUOTA_OF = {
+    **dict.fromkeys(("a2", "a3", "a4", "g4"), ""),  # their GPUs are counted, not their CPUs
+    **dict.fromkeys(("e2", "n1", "f1", "g1"), "CPUS"),
+    "c2": "C2_CPUS",
+    "c2d": "C2D_CPUS",
+    "c3": "C3_CPUS",
+    "m1": "M1_CPUS",
+    "m2": "M2_CPUS",
+    "m3": "M3_CPUS",
+    "n2": "N2_CPUS",
+    "n2d": "N2D_CPUS",
+    "t2a": "T2A_CPUS",
+    "t2d": "T2D_CPUS",
+    "g2": "NVIDIA_L4_GPUS",
+}
+"""By series, on demand. Others count against CPUS_PER_VM_FAMILY, which a region does not show."""
+LIMITS = {metric: 200.0 for metric in QUOTA_OF.values() if metric} | {
+    "E2_CPUS": 24.0,  # shown, but nothing counts against it
+    "A2_CPUS": 0.0,
+    "PREEMPTIBLE_CPUS": 200.0,
+    "COMMITTED_CPUS": 0.0,
+    "NVIDIA_L4_GPUS": 8.0,
+    "PREEMPTIBLE_NVIDIA_L4_GPUS": 8.0,
+    "COMMITTED_NVIDIA_L4_GPUS": 0.0,
+    ALL_GPUS: 16.0,
+}
 ROOT = "https://www.googleapis.com/compute/v1"
-CPUS_MAX = 200.0
 
 REQUEST_ID_KEPT_S = 3600.0
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -107,7 +133,7 @@ class Project:
     Attributes:
         stock_out: Zones with nothing to give; told by the operation.
         vms_max: Of the region; told at once, or by the operation where `quota_late`.
-        gpus_max: L4s of the region on demand; of spot VMs, which count as on demand where that is 0; of all regions.
+        limits: Of other quotas; spot VMs count as on demand where theirs is 0.
         hidden_s: How long lists miss what is new.
         networks: Names of the project's networks.
         constraints: Those of the organisation that hold: `compute.vmExternalIpAccess`.
@@ -126,7 +152,7 @@ class Project:
     lock: threading.RLock = field(default_factory=threading.RLock)
     stock_out: set[str] = field(default_factory=set)
     vms_max: int | None = None
-    gpus_max: tuple[float, float, float] = (8.0, 8.0, 16.0)
+    limits: dict[str, float] = field(default_factory=lambda: dict(LIMITS))
     quota_late: bool = False
     hidden_s: float = 0.0
     breaks: list[tuple[str, int]] = field(default_factory=list)
@@ -150,30 +176,30 @@ class Project:
     def usage(self) -> dict[str, tuple[float, float]]:
         """Quotas of the region: used and allowed."""
         here = [each for each in self.alive() if ZONES[each.zone] == REGION]
-        cpus = {True: 0.0, False: 0.0}
-        gpus = {L4S: 0.0, SPOT_L4S: 0.0}
+        used = dict.fromkeys(self.limits, 0.0)
         for each in here:
-            cpus[_is_spot(each.body)] += shape(_kind(each.body), each.zone)[0]
-            gpus[self._gpu_quota(each.body)] += WITH_L4.get(_kind(each.body), 0)
+            metric, amount = self._counted(each.zone, each.body)
+            used[metric] = used.get(metric, 0.0) + amount
         most = 1000.0 if self.vms_max is None else float(self.vms_max)
         return {
-            "CPUS": (cpus[False], CPUS_MAX),
-            "PREEMPTIBLE_CPUS": (cpus[True], CPUS_MAX),
+            **{metric: (used[metric], self.limits[metric]) for metric in self.limits if metric != ALL_GPUS},
             "INSTANCES": (float(len(here)), most),
-            "COMMITTED_CPUS": (0.0, 0.0),
-            L4S: (gpus[L4S], self.gpus_max[0]),
-            SPOT_L4S: (gpus[SPOT_L4S], self.gpus_max[1]),
-            f"COMMITTED_{L4S}": (0.0, 0.0),
             "NETWORKS": (1.0, 5.0),
         }
 
     def usage_everywhere(self) -> dict[str, tuple[float, float]]:
         """Quotas of the project: used and allowed."""
-        gpus = sum(WITH_L4.get(_kind(each.body), 0) for each in self.alive())
-        return {"GPUS_ALL_REGIONS": (float(gpus), self.gpus_max[2]), "NETWORKS": (1.0, 15.0)}
+        gpus = sum(GPUS.get(_kind(each.body), 0) for each in self.alive())
+        return {ALL_GPUS: (float(gpus), self.limits[ALL_GPUS]), "NETWORKS": (1.0, 15.0)}
 
-    def _gpu_quota(self, body: dict[str, Any]) -> str:
-        return SPOT_L4S if _is_spot(body) and self.gpus_max[1] else L4S
+    def _counted(self, zone: str, body: dict[str, Any]) -> tuple[str, float]:
+        """The region's quota that a VM counts against beside that of VMs, and with how much; empty for none."""
+        kind = _kind(body)
+        series = kind.partition("-")[0]
+        metric = QUOTA_OF.get(series, "CPUS_PER_VM_FAMILY")
+        spot = f"PREEMPTIBLE_{metric if series == 'g2' else 'CPUS'}"
+        amount = GPUS.get(kind, 0) if series == "g2" else shape(kind, zone)[0]
+        return spot if metric and _is_spot(body) and self.limits[spot] else metric, float(amount)
 
     def find(self, zone: str, instance: str) -> Machine:
         for each in self.alive():
@@ -357,13 +383,13 @@ class Project:
 
     def _trouble(self, zone: str, body: dict[str, Any]) -> tuple[dict[str, Any] | None, int]:
         used, allowed = self.usage()["INSTANCES"]
-        gpus = WITH_L4.get(_kind(body), 0)
-        quotas = {"GPUS_ALL_REGIONS": (self.usage_everywhere(), "globally")}
+        metric, amount = self._counted(zone, body)
+        counted = {ALL_GPUS: (self.usage_everywhere(), GPUS.get(_kind(body), 0), "globally")}
         if ZONES[zone] == REGION:
-            quotas[self._gpu_quota(body)] = self.usage(), f"in region {REGION}"
-        for name, (usage, place) in quotas.items():
-            before, most = usage[name]
-            if gpus and before + gpus > most:
+            counted[metric] = self.usage(), amount, f"in region {REGION}"
+        for name, (usage, more, place) in counted.items():
+            before, most = usage.get(name, (0.0, math.inf))
+            if more and before + more > most:
                 raise RefusedError(403, "quotaExceeded", f"Quota '{name}' exceeded.  Limit: {most} {place}.")
         if self.breaks:
             code, status = self.breaks.pop(0)
@@ -552,7 +578,7 @@ def check_instance(zone: str, body: dict[str, Any]) -> None:
     need(int(disk["diskSizeGb"]) >= 10, "disks")
     need(body.get("networkInterfaces"), "networkInterfaces")
     scheduling = body.get("scheduling", {})
-    need(link[2] not in WITH_L4 or scheduling.get("onHostMaintenance") == "TERMINATE", "scheduling")
+    need(not GPUS.get(link[2]) or scheduling.get("onHostMaintenance") == "TERMINATE", "scheduling")
     check_scheduling(scheduling, need)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -12,8 +14,9 @@ from made_intents import made_request
 pytest.importorskip("google.cloud.compute_v1")
 pytest.importorskip("googleapiclient")
 
+from gcp_discovery import RefusedError
 from gcp_server import ROLE, ComputeServer
-from gcp_state import EPOCH, PROJECT, REGION, Machine
+from gcp_state import EPOCH, LIMITS, PROJECT, QUOTA_OF, REGION, Machine
 from gcp_world import DAY_S, ZONE, GcpWorld, provider_of, world_on
 from google.api_core.exceptions import GoogleAPICallError, from_http_status
 from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
@@ -23,9 +26,11 @@ from scavenger.cloud.catalog.snapshot import read_snapshot
 from scavenger.cloud.gcp.adapter import gpus_of
 from scavenger.cloud.gcp.errors import translated_errors
 from scavenger.cloud.gcp.provider import ENDPOINT_VARIABLE, GcpProvider
-from scavenger.cloud.quotas import vms_left
+from scavenger.cloud.quotas import vms_left, vms_left_of_either
 from scavenger.domain.vm import VmRequest
 from scavenger.testing.provider_conformance import LONG_S, OWNER, make_request, token_of
+
+L4S, SPOT_L4S, SPOT_CPUS = "NVIDIA_L4_GPUS", "PREEMPTIBLE_NVIDIA_L4_GPUS", "PREEMPTIBLE_CPUS"
 
 
 @pytest.fixture
@@ -291,38 +296,90 @@ def test_a_quota_that_the_operation_tells_of_is_named_by_its_metric(world: GcpWo
 
 
 def test_quotas_leave_out_what_does_not_bear_on_vms(world: GcpWorld) -> None:
-    assert {quota.name for quota in world.provider.quotas()} == {
-        "CPUS",
-        "PREEMPTIBLE_CPUS",
-        "INSTANCES",
-        "NVIDIA_L4_GPUS",
-        "PREEMPTIBLE_NVIDIA_L4_GPUS",
-        "GPUS_ALL_REGIONS",
+    assert {quota.name for quota in world.provider.quotas()} == {"INSTANCES"} | {
+        name for name in LIMITS if not name.startswith("COMMITTED_")
     }
 
 
 @pytest.mark.parametrize(
-    ("gpus_max", "spot", "left", "quota"),
+    ("vm", "cpus", "spot", "limits", "left", "quota"),
     [
-        ((8.0, 2.0, 16.0), False, 4, "NVIDIA_L4_GPUS"),
-        ((8.0, 2.0, 16.0), True, 1, "PREEMPTIBLE_NVIDIA_L4_GPUS"),
-        ((6.0, 0.0, 16.0), True, 3, "NVIDIA_L4_GPUS"),
-        ((8.0, 8.0, 5.0), False, 2, "GPUS_ALL_REGIONS"),
-        ((8.0, 8.0, 0.0), True, 0, "GPUS_ALL_REGIONS"),
+        ("g2-standard-24", 24, False, {SPOT_L4S: 2.0}, 4, L4S),
+        ("g2-standard-24", 24, True, {SPOT_L4S: 2.0}, 1, SPOT_L4S),
+        ("g2-standard-24", 24, True, {SPOT_L4S: 0.0, L4S: 6.0}, 3, L4S),
+        ("g2-standard-24", 24, False, {"GPUS_ALL_REGIONS": 5.0}, 2, "GPUS_ALL_REGIONS"),
+        ("g2-standard-24", 24, True, {"GPUS_ALL_REGIONS": 0.0}, 0, "GPUS_ALL_REGIONS"),
+        ("g2-standard-24", 24, True, {"CPUS": 8.0, SPOT_CPUS: 8.0}, 4, SPOT_L4S),
+        ("n2-standard-8", 8, False, {"N2_CPUS": 16.0, "CPUS": 8.0}, 2, "N2_CPUS"),
+        ("e2-standard-4", 4, False, {"E2_CPUS": 0.0, "CPUS": 8.0}, 2, "CPUS"),
+        ("n2-standard-8", 8, True, {SPOT_CPUS: 8.0, "N2_CPUS": 0.0}, 1, SPOT_CPUS),
+        ("n2-standard-8", 8, True, {SPOT_CPUS: 0.0, "N2_CPUS": 16.0}, 2, "N2_CPUS"),
+        ("e2-standard-4", 4, True, {SPOT_CPUS: 0.0, "CPUS": 4.0}, 1, "CPUS"),
     ],
 )
-def test_as_many_vms_with_gpus_start_as_the_quotas_were_said_to_leave(
-    world: GcpWorld, gpus_max: tuple[float, float, float], spot: bool, left: int, quota: str
+def test_as_many_vms_start_as_the_quotas_were_said_to_leave(
+    world: GcpWorld, vm: str, cpus: int, spot: bool, limits: dict[str, float], left: int, quota: str
 ) -> None:
-    world.server.project.gpus_max = gpus_max
-    found = vms_left("gcp", world.provider.quotas(), "g2-standard-24", 24, spot=spot)
+    world.server.project.limits |= limits
+    found = vms_left("gcp", world.provider.quotas(), vm, cpus, spot=spot)
     for number in range(left):
-        world.provider.launch(make_request(world, number, vm="g2-standard-24", spot=spot))
+        world.provider.launch(make_request(world, number, vm=vm, spot=spot))
     with pytest.raises(errors.QuotaError) as caught:
-        world.provider.launch(make_request(world, left, vm="g2-standard-24", spot=spot))
+        world.provider.launch(make_request(world, left, vm=vm, spot=spot))
 
     assert found is not None
     assert (found[0], found[1].name, caught.value.quota) == (left, quota, quota)
+
+
+def test_spot_vms_without_a_quota_of_their_own_share_that_of_vms_on_demand(world: GcpWorld) -> None:
+    world.server.project.limits |= {SPOT_CPUS: 0.0, "CPUS": 12.0}
+    either = vms_left_of_either("gcp", world.provider.quotas(), "e2-standard-4", 4)
+    world.provider.launch(make_request(world, 0, spot=True))
+    world.provider.launch(make_request(world, 1))
+    on_demand = vms_left("gcp", world.provider.quotas(), "e2-standard-4", 4, spot=False)
+
+    assert (either and either[0], on_demand and on_demand[0]) == (3, 1)
+
+
+@pytest.mark.parametrize("spot_cpus", [0.0, 1.0])
+def test_every_machine_type_of_the_catalogue_starts_as_often_as_its_quotas_were_said_to_leave(
+    world: GcpWorld, monkeypatch: pytest.MonkeyPatch, spot_cpus: float
+) -> None:
+    places = [types for (provider, _), types in read_snapshot().listings.items() if provider == "gcp"]
+    catalogue = {name: entry.machine for types in places for name, entry in types.items()}
+    monkeypatch.setattr("gcp_state.TYPES", {name: (each.cpus, 8192) for name, each in catalogue.items()})
+    monkeypatch.setattr("gcp_state.GPUS", {name: each.accelerators for name, each in catalogue.items()})
+    project = world.server.project
+    world.provider.launch(make_request(world))
+    (sample,) = project.alive()
+    world.limit(3)
+    project.limits["E2_CPUS"] = 0.0
+    counted = {name for name in QUOTA_OF.values() if name.endswith("CPUS")}
+    by_quota = Counter[str]()
+    for cpus in sorted({each.cpus for each in catalogue.values()}):
+        project.machines.clear()
+        project.limits |= dict.fromkeys(counted, 2.0 * cpus) | {SPOT_CPUS: spot_cpus * cpus}
+        quotas = world.provider.quotas()
+        for name, spot in itertools.product(
+            (n for n, each in catalogue.items() if each.cpus == cpus), (False, True)
+        ):
+            found = vms_left("gcp", quotas, name, cpus, spot=spot)
+            assert found is not None
+            body = sample.body | {"machineType": f"zones/{ZONE}/machineTypes/{name}"}
+            body["scheduling"] = {
+                "provisioningModel": "SPOT" if spot else "STANDARD",
+                "onHostMaintenance": "TERMINATE",
+                "automaticRestart": False,
+            }
+            project.machines.clear()
+            for number in range(found[0]):
+                project.insert(ZONE, body | {"name": f"vm-{number}"}, "")
+            with pytest.raises(RefusedError, match=f"Quota '{found[1].name}' exceeded"):
+                project.insert(ZONE, body | {"name": "one-too-many"}, "")
+            by_quota[found[1].name] += 1
+
+    assert by_quota.keys() >= {"CPUS", "N2_CPUS", "M3_CPUS", "INSTANCES"}
+    assert (by_quota[SPOT_CPUS] > 0) == (spot_cpus > 0)
 
 
 def test_a_project_that_may_not_be_read_still_has_the_quotas_of_its_region(

@@ -7,7 +7,7 @@ from typing import Any
 
 from scavenger.cloud.adapters import Adapter, Opening
 from scavenger.cloud.base import Inspection, Provider
-from scavenger.cloud.gcp.names import ALL_GPUS, PREEMPTIBLE, PROJECT_VARIABLE
+from scavenger.cloud.gcp.names import ALL_GPUS, PROJECT_VARIABLE, spot_quota
 from scavenger.cloud.identity import IdentityVerifier
 from scavenger.domain.vm import Quota
 from scavenger.domain.vm_settings import GcpSettings
@@ -71,7 +71,19 @@ _GPUS = {
     "a3-ultragpu": "NVIDIA_H200_GPUS",
     "a4-highgpu": "NVIDIA_B200_GPUS",
 }
-"""Regional quota by series and class of machine types; that of spot VMs is PREEMPTIBLE_ and the same."""
+"""Regional quota by series and class of machine types; such VMs need none of CPUs."""
+
+_CPUS = dict.fromkeys(("e2", "n1", "f1", "g1", "custom"), "CPUS") | {
+    series: f"{series.upper()}_CPUS"
+    for series in ("c2", "c2d", "c3", "m1", "m2", "m3", "n2", "n2d", "t2a", "t2d")
+}
+"""Regional quota by series of machine types; other series count against one that a region does not show.
+
+E2_CPUS is shown, but E2 counts against CPUS. C3D, C4, N4 and later count against CPUS_PER_VM_FAMILY.
+
+References:
+    .. [1] https://docs.cloud.google.com/compute/resource-usage#cpu_quota
+"""
 
 
 def gpus_of(vm: str, cpus: int) -> tuple[str, int]:
@@ -95,14 +107,14 @@ def _share(quota: Quota, vm: str, cpus: int, spot: bool) -> float:
     if quota.name == "INSTANCES":
         return 1.0
     by_gpu, gpus = gpus_of(vm, cpus)
-    if quota.name in (by_gpu, ALL_GPUS):
-        return float(gpus) if quota.spot_too or not spot else 0.0
-    if quota.name == PREEMPTIBLE + by_gpu:
-        return float(gpus) if spot and quota.limit > 0 else 0.0
-    if quota.name == "PREEMPTIBLE_CPUS":
-        return float(cpus) if spot and quota.limit > 0 else 0.0
-    family = vm.partition("-")[0].upper()
-    return float(cpus) if not spot and quota.name in ("CPUS", f"{family}_CPUS") else 0.0
+    if quota.name == ALL_GPUS:
+        return float(gpus)
+    on_demand = by_gpu or _CPUS.get(vm.partition("-")[0], "")
+    applies = {
+        on_demand: quota.spot_too or not spot,
+        spot_quota(on_demand): spot and quota.limit > 0,
+    }
+    return float(gpus if by_gpu else cpus) if applies.get(quota.name) else 0.0
 
 
 ADAPTER = Adapter(_open, _inspect, _verify, share=_share)

@@ -27,8 +27,6 @@ ENDPOINT_VARIABLE = "SCAVENGER_GCP_ENDPOINT"
 
 ALL_GPUS = "GPUS_ALL_REGIONS"
 """The quota of a project's GPUs, on demand and spot, in all regions."""
-PREEMPTIBLE = "PREEMPTIBLE_"
-"""What the name of a quota of spot VMs begins with."""
 
 _LABEL_CHARACTERS = 63
 _LABELS_MAX = 64
@@ -149,6 +147,11 @@ def leader_filter() -> str:
 def run_max_of(labels: Mapping[str, str]) -> int:
     """Time after its launch at which a VM ends itself in any case, seconds; 0 if its labels do not say."""
     return max(0, _number(labels.get(_RUN_MAX, "")))
+
+
+def spot_quota(on_demand: str) -> str:
+    """The quota of spot VMs beside one of VMs on demand: one for each model of GPUs, one for CPUs of all series."""
+    return f"PREEMPTIBLE_{on_demand if on_demand.endswith('GPUS') else 'CPUS'}"
 
 
 def custom_type(name: str) -> CustomType | None:

@@ -34,12 +34,12 @@ from scavenger.cloud.gcp.logins import LoginRules
 from scavenger.cloud.gcp.names import (
     ALL_GPUS,
     ENDPOINT_VARIABLE,
-    PREEMPTIBLE,
     custom_type,
     instance_name,
     leader_filter,
     owner_filter,
     request_id,
+    spot_quota,
     tags_of,
 )
 from scavenger.cloud.gcp.vm import GcpInstallation, instance_of, seen_of, time_of
@@ -281,11 +281,9 @@ class GcpProvider:
                     request=compute_v1.GetProjectRequest(project=self.project), **self._limits(deadline)
                 )
                 told |= {one.metric: one for one in project.quotas if one.metric == ALL_GPUS}
-        apart = {metric for metric in told if (own := told.get(PREEMPTIBLE + metric)) and own.limit > 0.0}
+        granted = {metric for metric, one in told.items() if one.limit > 0.0}
         return tuple(
-            Quota(
-                metric, self.region, one.limit, one.usage, spot_too="GPUS" in metric and metric not in apart
-            )
+            Quota(metric, self.region, one.limit, one.usage, spot_too=spot_quota(metric) not in granted)
             for metric, one in told.items()
         )
 
