@@ -133,6 +133,11 @@ class Rounds:
         """Samples that a member is to read in the next step; 0 if it chooses that itself."""
         return self._share_of.get(worker, int(self._divides and worker in self._following))
 
+    @property
+    def stride(self) -> int:
+        """Samples of a step; 0 if members choose them themselves."""
+        return self.ledger.stride if isinstance(self.ledger, SampleQueue) else 0
+
     def spare(self, keep: int) -> tuple[str, ...]:
         """Workers in standby that may go so that `keep` stay, the newest first."""
         return self._membership.spare(keep)

@@ -78,6 +78,11 @@ class SampleQueue(SealedSteps):
         """See `SealedSteps.ended`."""
         return le.EpochCommitted(self.epoch, self.step, ()) if self.over else None
 
+    @property
+    def stride(self) -> int:
+        """Samples of a step, if nothing changes."""
+        return sum(share for member, share in self._shares if member not in self._gone)
+
     # ---- what happens --------------------------------------------------------------------------------------
 
     def divide(self, shares: Sequence[tuple[str, int]]) -> None:
@@ -99,8 +104,7 @@ class SampleQueue(SealedSteps):
         lease = self._leases.get(worker)
         if lease is None:
             return [le.Wait(worker, "the epoch is over" if self.over else "what is left is leased")]
-        stride = sum(share for member, share in self._shares if member not in self._gone)
-        return [le.Grant(worker, _SCOPE, lease.attempt, lease.start, lease.stop, stride)]
+        return [le.Grant(worker, _SCOPE, lease.attempt, lease.start, lease.stop, self.stride)]
 
     def _lease(self, worker: str, share: int) -> None:
         """Lease the next positions to a worker; a rest of one, of which some layers have no statistics, is avoided."""

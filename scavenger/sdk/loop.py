@@ -120,6 +120,7 @@ class Progress(NamedTuple):
     Attributes:
         share: Samples that this worker reads in a step; 0 if the training function chooses that.
         lr_scale: Factor for the learning rate.
+        stride: Of the steps that are made now, see `Granted`.
     """
 
     step: int
@@ -127,6 +128,7 @@ class Progress(NamedTuple):
     workers: int
     share: int = 0
     lr_scale: float = 1.0
+    stride: int = 0
 
 
 class Link(Protocol):
@@ -249,9 +251,8 @@ class Job:
 
     def __init__(self, link: Link, source: Source | None, progress: Progress) -> None:
         self._link, self._source = link, source
-        self.step, self.epoch, self.workers, self._share, self.lr_scale = progress
+        self.step, self.epoch, self.workers, self._share, self.lr_scale, self.stride = progress
         self._granted: Granted | None = None
-        self.stride = 0
         self._batch: Batch | None = None
         self._made: Step | None = None
         """The step that the current batch is part of."""

@@ -168,6 +168,7 @@ class StartMessage(_Message, frozen=True):
         lr_scale: Factor for the learning rate.
         place: The worker's place in the shared memory; -1 for none.
         state: The place of the state in it; -1 if it follows.
+        stride: Samples of a step; 0 if workers choose that themselves.
     """
 
     step: int
@@ -180,6 +181,7 @@ class StartMessage(_Message, frozen=True):
     lr_scale: float = 1.0
     place: int = -1
     state: int = -1
+    stride: int = 0
 
 
 class GrantMessage(_Message, frozen=True):

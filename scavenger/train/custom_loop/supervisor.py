@@ -532,6 +532,7 @@ class LoopSupervisor(WithoutAggregators):
             self._lr_scale,
             self._workers.place(action.worker),
             place,
+            self._rounds.stride,
         )
         self._workers.send(action.worker, start, frames)
 

@@ -127,7 +127,7 @@ class LoopLink:
             load(lm.unpack(start.tensors, frames))
         self.step, self.view = start.step, start.view
         self.place = MEAN if self._memory is None else max(MEAN, start.place)
-        return sdk.Progress(start.step, start.epoch, start.members, start.share, start.lr_scale)
+        return sdk.Progress(start.step, start.epoch, start.members, start.share, start.lr_scale, start.stride)
 
     def seek(self, epoch: int) -> sdk.Granted | sdk.Step | None:
         self._between_s = time.monotonic() - self._since
