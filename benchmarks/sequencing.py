@@ -79,6 +79,7 @@ class SequencedJob:
             quarantined=(),
             expect=lambda message: None,
             apply=part.apply,
+            loaded=(),
         )
 
     def _send(self, worker: str, message: m.Message) -> None:

@@ -31,8 +31,9 @@ A part is *spare* when all that it held has moved to others (`scavenger.elastic.
 back, and another process takes it up empty.
 
 **Complete.** An aggregator is asked to take up its part only when all aggregators can be reached and the weights are
-present; a worker is prepared only when all aggregators can be reached. **One source.** All parts of a model come from
-the same source, or from memory that holds what has become of it.
+present; a worker is prepared only when all aggregators can be reached. The sequencer takes no view before all
+aggregators hold their parts, since workers read those in their own memory as they are. **One source.** All parts of a
+model come from the same source, or from memory that holds what has become of it.
 """
 
 from __future__ import annotations

@@ -223,6 +223,7 @@ class Sequenced:
         self.to_other: list[m.Message] = []
         self.reports: list[m.Message] = []
         self.orders: list[m.Go] = []
+        self.loaded: set[int] = set()
         migration = Migration(BucketMap(0, 0, layout.holders), aggregators=2)
         self.sequencer = Sequencer(
             shard,
@@ -237,9 +238,13 @@ class Sequenced:
             quarantined=(),
             expect=lambda message: None,
             apply=shard.apply,
+            loaded=self.loaded,
         )
         members = (Member("w0", 0),)
         self.sequencer.from_control(m.Announcement(Announce(1, members, 4, token=1, reason="the first")))
+        self.before = list(self.orders)
+        self.loaded.add(1)
+        self.sequencer.from_aggregator(m.Initialised(1, 0, 0, 0))
 
     def contribute(self, *, loss: float = 1.0, sqnorm: float = 1.0) -> None:
         order = self.orders[-1]
@@ -271,6 +276,14 @@ def test_the_end_of_the_training_waits_until_a_step_in_place_is_applied_everywhe
     job.sequencer.from_aggregator(m.Finalised(1, 1))
 
     assert [done.step for done in job.reports if isinstance(done, m.Done)] == [1 if in_place else 0]
+
+
+def test_no_worker_reads_weights_before_all_aggregators_hold_theirs(fd: int) -> None:
+    """It would take what an aggregator in its memory has not restored yet for those of the step."""
+    job = Sequenced(fd, in_place=False)
+
+    assert job.before == []
+    assert [order.step for order in job.orders] == [0]
 
 
 @pytest.mark.parametrize("bad", [{"loss": np.nan}, {"sqnorm": np.inf}, {"sqnorm": np.nan}])

@@ -77,6 +77,8 @@ class Aggregator:
         self._maps: MapChanges | None = None
         self._shard: ModelShard | None = None
         self._sequencer: Sequencer | None = None
+        self._loaded: set[int] = set()
+        """The other aggregators that hold their shards."""
         self._start_up = StartUp(
             self._fd, self.index, shares_block=config.memory_fd >= 0, send=self._data.send
         )
@@ -209,6 +211,11 @@ class Aggregator:
                 if self._sums is not None:
                     self._sums.contributed(peer, message)
                 self._answer_pulls()
+            case m.Initialised() if message.index > 0 and peer == aggregator_name(message.index):
+                self._loaded.add(message.index)  # also where this one is still to load its own
+                if self._sequencer is not None:
+                    self._sequencer.from_aggregator(message)
+                    self._answer_pulls()
             case _ if self._sequencer is None:
                 pass
             case m.Evaluation() | m.Summary() | m.AskView():
@@ -217,7 +224,6 @@ class Aggregator:
                 m.SumsFormed()
                 | m.PartApplied()
                 | m.Finalised()
-                | m.Initialised()
                 | m.PartSaved()
                 | m.BucketsCopied()
                 | m.MapTaken()
@@ -462,6 +468,7 @@ class Aggregator:
             rate_scale=record.rate_scale,
             expect=self._expect_here,
             apply=self._apply,
+            loaded=self._loaded,
         )
         if started.quarantined:
             self._control.send(

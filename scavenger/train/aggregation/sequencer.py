@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from scavenger.elastic import migration as mig
 from scavenger.elastic import steps as st
@@ -49,6 +49,7 @@ class Sequencer:
         rate_scale: The learning rate that callbacks have set, over the one that the model was compiled with.
         expect: Has the first aggregator form sums of a list of pieces.
         apply: Has the first aggregator apply a step; returns None if it answers later, by `from_aggregator`.
+        loaded: Indices of the other aggregators that hold their shards; others are added as they tell so.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Sequencer:
         quarantined: tuple[int, ...],
         expect: Callable[[m.ExpectPieces], None],
         apply: Callable[[m.ApplyPart], m.PartApplied | None],
+        loaded: Collection[int],
         rate_scale: float = 1.0,
     ) -> None:
         self._shard, self._barrier = shard, barrier
@@ -83,6 +85,9 @@ class Sequencer:
         self._request: m.Finish | None = None
         self._best_step, self._rate_scale = best_step, rate_scale
         self._failed = False
+        self._loaded = loaded
+        self._announced: m.Announcement | None = None
+        """A view that is to wait until all aggregators hold their shards."""
         self.beat = m.Beat(barrier.step)
         """The current heartbeat message; an immutable value, because another thread reads it."""
 
@@ -112,7 +117,8 @@ class Sequencer:
         """Handle a message from the coordinator or the supervisor."""
         match message:
             case m.Announcement():
-                self._handle(message.view)
+                self._announced = message
+                self._begin_view()
             case m.VerdictGiven():
                 verdict = st.EpochDecision(message.epoch, message.stop, message.step)
                 if self._barrier.awaits(verdict):
@@ -127,6 +133,17 @@ class Sequencer:
                 self._checkpoints.recorded(message.step)
             case _:
                 pass
+
+    def _begin_view(self) -> None:
+        """Take the view that is announced, once all aggregators hold their shards.
+
+        Workers read the weights of an aggregator in their own memory as they are, so before it has restored them, they
+        would compute with those of another step.
+        """
+        if (announced := self._announced) is None or len(self._loaded) < self._aggregators - 1:
+            return
+        self._announced = None
+        self._handle(announced.view)
 
     def from_worker(self, peer: str, message: m.Message) -> None:
         """Handle a message from a worker."""
@@ -179,6 +196,7 @@ class Sequencer:
             case m.Initialised():
                 self._checkpoints.restarted(message.index)
                 self.repeat()
+                self._begin_view()
             case m.PartSaved():
                 self._checkpoints.part_saved(message)
                 self._report_if_done()
