@@ -113,6 +113,8 @@ class Aggregator:
             self._from_peer(peer, message, payload)
         for message, payload in self._upstream.receive():
             self._from_other(0, message, payload)
+        if self._upstream.unheard:
+            self._tell_upstream()  # it waits for this, which may have been lost
         for index, message, payload in self._peers.receive():
             self._from_other(index, message, payload)
         for message in self._posted.take():
@@ -427,8 +429,6 @@ class Aggregator:
         log.info("holds its model shard as of step %d", record.step)
         self._start_up.ready = m.Initialised(self.index, record.step, position.epoch, position.consumed)
         self._control.send(self._start_up.ready)
-        if self._upstream.connected:
-            self._upstream.send(self._start_up.ready)
         self._answer_pulls()
 
     def _sequence(self, started: InitialShard) -> None:
@@ -484,6 +484,9 @@ class Aggregator:
 
     def _connect_upstream(self, first: Endpoint) -> None:
         self._upstream.connect(first)
+        self._tell_upstream()
+
+    def _tell_upstream(self) -> None:
         self._upstream.send(m.Initialised(self.index, self._step, 0, 0))
 
     @property
