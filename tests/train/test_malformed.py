@@ -366,6 +366,7 @@ def aggregator(context: Any) -> Iterator[Aggregator]:
     made = Aggregator(context, boot, control)
     addresses = (made._address, Endpoint("tcp://127.0.0.1:9", public.decode(), "there"))
     made._from_control(m.Initialise(manifest(), addresses, None, None, False, "", 0, 1, ()))
+    made._from_peer(aggregator_name(1), m.Initialised(1, 0, 0, 0), None)
     members = (Member("w0", 0),)
     made._from_control(m.Announcement(Announce(1, members, 4, token=1, reason="the first")))
     assert any(isinstance(said, m.ViewInstalled) for said in control.said)
