@@ -59,6 +59,22 @@ def test_a_share_that_does_not_fit_and_a_job_that_is_resumed_by_another_number_o
     assert_equal(state, plainly([], tmp_path))
 
 
+@pytest.mark.long
+def test_a_worker_is_replaced_whichever_of_its_processes_fail_after_one_that_was_killed(
+    tmp_path: Path,
+) -> None:
+    """The others are in a collective with it: their errors are not the script's."""
+    died = tmp_path / "died"
+    with driven(tmp_path / "a", f"torch_script.py --divided --die {died}", 3, processes=3) as job:
+        job.job.resize(2, OWN, "begin")
+        state = job.to_the_end()
+
+    assert died.exists()
+    assert len({name for step in job.steps for name, *_ in step.pieces}) == 3
+    sampled_once(job.steps, 500)
+    assert_equal(state, replayed([], job.steps))
+
+
 def test_what_fails_at_one_process_ends_the_job_with_its_line_and_leaves_none(tmp_path: Path) -> None:
     processes = []
     with driven(tmp_path, "torch_script.py --divided --fail 1", 1, processes=2) as job:

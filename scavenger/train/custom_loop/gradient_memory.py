@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -63,6 +63,13 @@ class GradientMemory:
             self._mapped[place] = self._map(place, described)
         return self._mapped[place]
 
+    def zeros(self, place: int, headers: Sequence[TensorHeader]) -> dict[str, Array]:
+        """The same as `arrays`, set to zero."""
+        found = self.arrays(place, headers)
+        for array in found.values():
+            array[...] = 0
+        return found
+
     def put(self, place: int, headers: Sequence[TensorHeader], arrays: Mapping[str, Array]) -> int:
         """Write arrays to a place that nobody has used: memory that is mapped would be cleared before.
 
@@ -101,6 +108,12 @@ class GradientMemory:
             ).reshape(header.shape)
             for header, offset in zip(headers, offsets, strict=True)
         }
+
+
+def lend(arrays: dict[str, Array], load: Callable[[dict[str, Array]], None]) -> None:
+    """Have a state that lies in the memory loaded: a copy, unless `load` keeps none (`scavenger.sdk.loop.borrows`)."""
+    keeps = not getattr(load, "borrows", False)
+    load({name: array.copy() for name, array in arrays.items()} if keeps else arrays)
 
 
 def _laid_out(headers: Sequence[TensorHeader]) -> tuple[list[int], int]:

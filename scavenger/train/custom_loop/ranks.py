@@ -1,6 +1,6 @@
-"""The processes of a worker that divide its model among them: what the first one does for the others, and their link.
+"""The processes of a worker that divide its model among them, as the first one starts and leads them.
 
-Rank 0 is the worker that the job knows. It starts the other ranks, which run the same script with a part of each batch
+Rank 0 is the worker that the job knows. The other ranks (`rank_process`) run the same script with a part of each batch
 and of the model, as torchrun would have them do. What the job answers to rank 0 it passes on, so that all make the same
 calls in the same order. Arrays lie in memory that the ranks share; messages go through socket pairs that they inherit.
 """
@@ -28,156 +28,23 @@ from scavenger.sdk import loop as sdk
 from scavenger.sdk import ranks as sdk_ranks
 from scavenger.sdk.process_groups import Groups
 from scavenger.train.custom_loop import messages as lm
-from scavenger.train.custom_loop.gradient_memory import MEAN, STATES, GradientMemory
-from scavenger.train.failpoints import fail_here
+from scavenger.train.custom_loop import rank_messages as rm
+from scavenger.train.custom_loop.gradient_memory import MEAN, STATES, GradientMemory, lend
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
 _LOOPBACK = "127.0.0.1"
 _SEEN_S = 0.5
-"""Within this time after an error of rank 0 another one may tell that it was its own."""
+"""Within this time after an error of rank 0 it is known whether another one was killed, or has told its own."""
 _HUNG_S = 10.0
 """So long after the end of another rank, rank 0 may still wait for it in a collective."""
 _CLOSING_S = 5.0
-_MEAN, _STATISTICS = 1, 2
-"""Places of the memory of the ranks: of the mean, and of the statistics of rank 0; place 0 is of gradients."""
 
 log = logging.getLogger(__name__)
 
 
-class RankConfiguration(msgspec.Struct, frozen=True):
-    """What a further process of a worker gets at its start, by its standard input.
-
-    Attributes:
-        of: The worker's.
-        rank: Of this process.
-        port: Of the store by which `torch.distributed` of the worker's processes meet.
-        connection: Descriptor of this rank's end of its connection to rank 0.
-        memory: Descriptor of the memory that the ranks share.
-    """
-
-    of: ProcessConfiguration
-    rank: int
-    port: int
-    connection: int
-    memory: int
-
-
-# ---- messages ----------------------------------------------------------------------------------------------
-
-
-class _Message(msgspec.Struct, frozen=True, tag=True):
-    pass
-
-
-class Entered(_Message, frozen=True):
-    """A rank has prepared its model; see `Link.enter`."""
-
-    sizes: tuple[int, ...]
-
-
-class Loaded(_Message, frozen=True):
-    """A rank has loaded the state that it was given."""
-
-
-class Allocating(_Message, frozen=True):
-    """A rank asks for memory for the arrays that it will push."""
-
-    tensors: tuple[lm.TensorHeader, ...]
-
-
-class Pushed(_Message, frozen=True):
-    """A rank's gradients are where its part of the worker's is, and its statistics in a place of its own."""
-
-    statistics: tuple[lm.TensorHeader, ...]
-
-
-class Applied(_Message, frozen=True):
-    """A rank has applied a step; the loss is that of its samples."""
-
-    loss: float | None
-
-
-class Broken(_Message, frozen=True):
-    """The script has failed at a rank."""
-
-    kind: str
-    words: str
-
-
-class Begin(_Message, frozen=True):
-    """The worker is a member of the job; see `sdk.Progress`."""
-
-    progress: sdk.Progress
-
-
-class Grant(_Message, frozen=True):
-    """The worker's samples of the next step."""
-
-    granted: sdk.Granted
-
-
-class Arrays(_Message, frozen=True):
-    """Where arrays of the whole worker are.
-
-    Attributes:
-        jobs: Whether in the memory that all workers of the job share, or in that of this worker's ranks.
-        place: See `GradientMemory`.
-    """
-
-    jobs: bool
-    place: int
-    tensors: tuple[lm.TensorHeader, ...]
-
-
-class Mean(_Message, frozen=True):
-    """A step is made; see `sdk.Step`."""
-
-    step: int
-    epoch_over: bool
-    workers: int
-    share: int
-    lr_scale: float
-    samples: int
-    mean: Arrays
-
-
-class Over(_Message, frozen=True):
-    """The epoch is over."""
-
-
-class Go(_Message, frozen=True):
-    """The step is reported."""
-
-
-class TakeState(_Message, frozen=True):
-    """The first rank needs the whole state, for which each has to give its part."""
-
-
-class TakeLoad(_Message, frozen=True):
-    """A state to load lies in the memory."""
-
-    tensors: tuple[lm.TensorHeader, ...]
-
-
-class End(_Message, frozen=True):
-    """The worker is not needed any more."""
-
-    reason: str
-
-
-_From = Entered | Loaded | Allocating | Pushed | Applied | Broken
-_To = Begin | Grant | Arrays | Mean | Over | Go | TakeState | TakeLoad | End
-_from = msgspec.msgpack.Decoder(_From)
-_to = msgspec.msgpack.Decoder(_To)
-_encode = msgspec.msgpack.Encoder().encode
-
-
 class LostRankError(Exception):
     """A process of this worker has ended without a word."""
-
-
-# ---- rank 0 ------------------------------------------------------------------------------------------------
 
 
 class Ranks:
@@ -195,11 +62,11 @@ class Ranks:
         self.memory = create_block()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
-        self._closing = False
+        self._closing, self._killed = threading.Event(), threading.Event()
         jobs = (config.memory_fd,) if config.memory_fd >= 0 else ()
         for rank in range(1, config.processes):
             ours, theirs = socket.socketpair()
-            given = RankConfiguration(config, rank, self.port, theirs.fileno(), self.memory)
+            given = rm.RankConfiguration(config, rank, self.port, theirs.fileno(), self.memory)
             process = subprocess.Popen(
                 [sys.executable, "-m", "scavenger.train.custom_loop.rank_process"],
                 stdin=subprocess.PIPE,
@@ -219,45 +86,33 @@ class Ranks:
         return 1 + len(self._processes)
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
-        """End this process if another has ended and it waits for that in a collective."""
-        process.wait()
-        time.sleep(_HUNG_S)
-        if not self._closing:
+        """Note that another process was killed; end this one if it then waits for it in a collective."""
+        if process.wait() < 0:
+            self._killed.set()
+        if not self._closing.wait(_HUNG_S):
             self.end_as_lost()
 
     def end_as_lost(self) -> None:
         """End this process as the one that was lost: one that was killed is replaced, with its whole worker."""
-        deadline = time.monotonic() + _CLOSING_S
-        while not (ended := [one.returncode for one in self._processes if one.poll() is not None]):
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.01)
-        log.error("another process of this worker has ended with status %s", ended)
-        for rank, connection in enumerate(self._connections, start=1):
-            try:
-                while connection.poll():
-                    self._receive(rank, object)
-            except LostRankError:
-                continue
-            except ScavengerError as error:
-                log.error("rank %d: %s", rank, error)
-        if ended and ended[0] < 0:
+        killed = self._killed.wait(_SEEN_S)
+        log.error("another process of this worker %s", "was killed" if killed else "has ended")
+        if killed:
             os.kill(os.getpid(), signal.SIGKILL)
         os._exit(1)
 
-    def tell(self, message: _To) -> None:
+    def tell(self, message: rm.ToRank) -> None:
         """Tell the same to all."""
         for rank in range(1, self.size):
             self.tell_one(rank, message)
 
-    def tell_one(self, rank: int, message: _To) -> None:
+    def tell_one(self, rank: int, message: rm.ToRank) -> None:
         """Tell one rank.
 
         Raises:
             LostRankError: If it has ended.
         """
         try:
-            self._connections[rank - 1].send_bytes(_encode(message))
+            self._connections[rank - 1].send_bytes(rm.encode(message))
         except OSError as error:
             raise LostRankError(f"rank {rank} has ended") from error
 
@@ -277,10 +132,10 @@ class Ranks:
 
     def _receive(self, rank: int, kind: type[Any]) -> Any:
         try:
-            message = _from.decode(self._connections[rank - 1].recv_bytes())
+            message = rm.from_rank.decode(self._connections[rank - 1].recv_bytes())
         except (OSError, EOFError) as error:
             raise LostRankError(f"rank {rank} has ended") from error
-        if isinstance(message, Broken):
+        if isinstance(message, rm.Broken):
             raise (NotSupportedError if message.kind == "unsupported" else TrainingCodeError)(message.words)
         if not isinstance(message, kind):
             raise TrainingCodeError(
@@ -290,22 +145,27 @@ class Ranks:
         return message
 
     def cause(self, error: Exception) -> Exception:
-        """What an error of rank 0 comes from: another rank's, if that tells so or has ended."""
+        """What an error of rank 0 comes from: another rank that was killed, or has told its own error, or neither.
+
+        Where one is killed, all others fail in the collective that they are in.
+        """
+        if self._killed.wait(_SEEN_S):
+            return LostRankError("another rank was killed")
         if isinstance(error, LostRankError | ScavengerError):
             return error
         try:
-            for connection in wait(self._connections, _SEEN_S):
+            for connection in wait(self._connections, 0.0):
                 self._receive(1 + self._connections.index(connection), object)  # type: ignore[arg-type]
-        except (LostRankError, TrainingCodeError, NotSupportedError) as found:
+        except (LostRankError, ScavengerError) as found:
             return found
         return error
 
     def close(self, reason: str) -> None:
         """Have all end, and wait for it."""
-        self._closing = True
+        self._closing.set()
         for rank in range(1, self.size):
             with contextlib.suppress(LostRankError):
-                self.tell_one(rank, End(reason))
+                self.tell_one(rank, rm.End(reason))
         deadline = time.monotonic() + _CLOSING_S
         for process in self._processes:
             try:
@@ -342,18 +202,18 @@ class FirstRank:
         *,
         apart: bool = False,
     ) -> sdk.Progress:
-        if any(other.sizes != tuple(sizes) for other in self._ranks.gather(Entered)):
+        if any(other.sizes != tuple(sizes) for other in self._ranks.gather(rm.Entered)):
             raise TrainingCodeError(
                 "the processes of a worker have data sets of other lengths: read the same data"
             )
         self._load = load
 
         def whole() -> dict[str, lm.Array]:
-            self._ranks.tell(TakeState())
+            self._ranks.tell(rm.TakeState())
             return state()
 
         progress: sdk.Progress = self._link.enter(sizes, whole, self._load_all, evaluate, apart=apart)
-        self._ranks.tell(Begin(progress))
+        self._ranks.tell(rm.Begin(progress))
         return progress
 
     @sdk.borrows
@@ -363,27 +223,27 @@ class FirstRank:
         headers = lm.headers_of(arrays)
         memory = GradientMemory(self._ranks.memory)
         size = memory.put(STATES, headers, arrays)
-        self._ranks.tell(TakeLoad(headers))
+        self._ranks.tell(rm.TakeLoad(headers))
         lend(arrays, self._load)
-        self._ranks.gather(Loaded)
+        self._ranks.gather(rm.Loaded)
         memory.give_back(STATES, size)
 
     def seek(self, epoch: int) -> sdk.Granted | sdk.Step | None:
         found: sdk.Granted | sdk.Step | None = self._link.seek(epoch)
         match found:
             case None:
-                self._ranks.tell(Over())
+                self._ranks.tell(rm.Over())
             case sdk.Step():
                 return self._divided(found)
             case _:
-                self._ranks.tell(Grant(found))
+                self._ranks.tell(rm.Grant(found))
         return found
 
     def leave(self) -> None:
         self._link.leave()
 
     def allocate(self, like: Mapping[str, lm.Array]) -> dict[str, lm.Array]:
-        others = (message.tensors for message in self._ranks.gather(Allocating))
+        others = (message.tensors for message in self._ranks.gather(rm.Allocating))
         own = lm.headers_of(sdk_ranks.statistics(like))
         of_all = [{one.name: one for one in of_rank} for of_rank in (lm.headers_of(like), *others)]
         described = sdk_ranks.named(of_all) | {one.name: one for one in own}
@@ -392,17 +252,17 @@ class FirstRank:
         }
         place, headers = self._link.place, lm.headers_of(wanted)
         jobs = place != MEAN
-        self._arrays = self._link.allocate(wanted) if jobs else _zeros(self._memory, place, headers)
-        self._ranks.tell(Arrays(jobs, place, headers))
-        return sdk_ranks.part_of(self._arrays, 0) | _zeros(self._statistics[0], _STATISTICS, own)
+        self._arrays = self._link.allocate(wanted) if jobs else self._memory.zeros(place, headers)
+        self._ranks.tell(rm.Arrays(jobs, place, headers))
+        return sdk_ranks.part_of(self._arrays, 0) | self._statistics[0].zeros(rm.STATISTICS, own)
 
     def holds(self, groups: Groups) -> bool:
         return False
 
     def push(self, part: sdk.Granted, tensors: dict[str, lm.Array]) -> sdk.Step:
         statistics = [sdk_ranks.statistics(tensors)]
-        for rank, message in enumerate(self._ranks.gather(Pushed), start=1):
-            statistics.append(self._statistics[rank].arrays(_STATISTICS + rank, message.statistics))
+        for rank, message in enumerate(self._ranks.gather(rm.Pushed), start=1):
+            statistics.append(self._statistics[rank].arrays(rm.STATISTICS + rank, message.statistics))
         self._samples = [len(one) for one in sdk_ranks.cut(range(part.start, part.stop), self._ranks.size)]
         mean = sdk_ranks.mean_of(statistics, self._samples)
         return self._divided(self._link.push(part, {**self._arrays, **mean}))
@@ -411,143 +271,23 @@ class FirstRank:
         """Tell all ranks of a step, and where their parts of the mean are."""
         headers = lm.headers_of(step.mean)
         if step.borrowed and self._link.place != MEAN:
-            there = Arrays(True, self._link.mean_place, headers)
+            there = rm.Arrays(True, self._link.mean_place, headers)
         else:
-            there = Arrays(False, _MEAN, headers)
-            for name, array in self._mean.arrays(_MEAN, headers).items():
+            there = rm.Arrays(False, rm.MEAN, headers)
+            for name, array in self._mean.arrays(rm.MEAN, headers).items():
                 array[...] = step.mean[name]
         self._ranks.tell(
-            Mean(step.step, step.epoch_over, step.workers, step.share, step.lr_scale, step.samples, there)
+            rm.Mean(step.step, step.epoch_over, step.workers, step.share, step.lr_scale, step.samples, there)
         )
         return step._replace(mean=sdk_ranks.part_of(step.mean, 0))
 
     def boundary(self, epoch: int, samples: int, loss: float | None, *, over: bool) -> None:
-        losses = [loss, *(message.loss for message in self._ranks.gather(Applied))]
+        losses = [loss, *(message.loss for message in self._ranks.gather(rm.Applied))]
         told = [(one, n) for one, n in zip(losses, self._samples, strict=False) if one is not None and n]
         number = sum(n for _, n in told)
         loss = sum(one * n for one, n in told) / number if samples and number else None
         self._link.boundary(epoch, samples, loss, over=over)
-        self._ranks.tell(Go())
-
-
-# ---- the others --------------------------------------------------------------------------------------------
-
-
-class OtherRank:
-    """The link of a further process of a worker: to rank 0."""
-
-    def __init__(self, config: RankConfiguration, connection: Connection) -> None:
-        self._config, self._connection = config, connection
-        self._statistics = GradientMemory(config.memory)
-        self._shared = {True: GradientMemory(config.of.memory_fd), False: GradientMemory(config.memory)}
-        """By whether it is that of the job; see `Arrays`."""
-        self._state: Callable[[], dict[str, lm.Array]] | None = None
-        self._load: Callable[[dict[str, lm.Array]], None] | None = None
-
-    @property
-    def worker(self) -> str:
-        """See `Link.worker`."""
-        return self._config.of.name
-
-    def enter(
-        self,
-        sizes: Sequence[int],
-        state: Callable[[], dict[str, lm.Array]],
-        load: Callable[[dict[str, lm.Array]], None],
-        evaluate: sdk.Evaluation | None = None,
-        *,
-        apart: bool = False,
-    ) -> sdk.Progress:
-        self._state, self._load = state, load
-        self._send(Entered(tuple(sizes)))
-        return self._wait_for(Begin).progress  # type: ignore[no-any-return]
-
-    def seek(self, epoch: int) -> sdk.Granted | sdk.Step | None:
-        match answer := self._wait_for(Grant, Mean, Over):
-            case Grant():
-                return answer.granted
-            case Mean():
-                return self._step(answer)
-            case _:
-                return None
-
-    def leave(self) -> None:
-        """Rank 0 tells the job."""
-
-    def allocate(self, like: Mapping[str, lm.Array]) -> dict[str, lm.Array]:
-        self._send(Allocating(lm.headers_of(like)))
-        own = self._part_of(self._wait_for(Arrays))
-        headers = lm.headers_of(sdk_ranks.statistics(like))
-        return own | _zeros(self._statistics, _STATISTICS + self._config.rank, headers)
-
-    def holds(self, groups: Groups) -> bool:
-        return False
-
-    def push(self, part: sdk.Granted, tensors: dict[str, lm.Array]) -> sdk.Step:
-        fail_here("worker.computed")
-        self._send(Pushed(lm.headers_of(sdk_ranks.statistics(tensors))))
-        return self._step(self._wait_for(Mean))
-
-    def boundary(self, epoch: int, samples: int, loss: float | None, *, over: bool) -> None:
-        self._send(Applied(loss))
-        self._wait_for(Go)
-
-    def failed(self, kind: str, words: str) -> None:
-        """Tell rank 0 that the script has failed here."""
-        self._send(Broken(kind, words))
-
-    def _part_of(self, arrays: Arrays) -> dict[str, lm.Array]:
-        return sdk_ranks.part_of(
-            self._shared[arrays.jobs].arrays(arrays.place, arrays.tensors), self._config.rank
-        )
-
-    def _step(self, mean: Mean) -> sdk.Step:
-        return sdk.Step(
-            mean.step,
-            mean.epoch_over,
-            mean.workers,
-            self._part_of(mean.mean),
-            mean.share,
-            mean.lr_scale,
-            borrowed=True,
-            samples=mean.samples,
-        )
-
-    def _wait_for(self, *kinds: type[Any]) -> Any:
-        """Wait for an answer; gives its part of a state, and loads one, if rank 0 asks for it meanwhile."""
-        assert self._state is not None
-        assert self._load is not None
-        while True:
-            match message := _to.decode(self._connection.recv_bytes()):
-                case End():
-                    raise sdk.Left(message.reason)
-                case TakeState():
-                    self._state()
-                case TakeLoad():
-                    arrays = GradientMemory(self._config.memory).arrays(STATES, message.tensors)
-                    lend(arrays, self._load)
-                    self._send(Loaded())
-                case _ if isinstance(message, kinds):
-                    return message
-                case _:
-                    raise TrainingCodeError(f"unexpected {type(message).__name__}")
-
-    def _send(self, message: _From) -> None:
-        self._connection.send_bytes(_encode(message))
-
-
-def lend(arrays: dict[str, lm.Array], load: Callable[[dict[str, lm.Array]], None]) -> None:
-    """Have a state loaded: a copy, if it may be kept."""
-    load(
-        arrays if getattr(load, "borrows", False) else {name: array.copy() for name, array in arrays.items()}
-    )
-
-
-def _zeros(memory: GradientMemory, place: int, headers: Sequence[lm.TensorHeader]) -> dict[str, lm.Array]:
-    found = memory.arrays(place, headers)
-    for array in found.values():
-        array[...] = 0
-    return found
+        self._ranks.tell(rm.Go())
 
 
 def _store() -> tuple[int, Any]:

@@ -25,8 +25,8 @@ from scavenger.sdk.process_groups import Groups
 from scavenger.sdk.script import ScriptRun
 from scavenger.train.custom_loop import messages as lm
 from scavenger.train.custom_loop.comparing import sums_of
-from scavenger.train.custom_loop.gradient_memory import MEAN, GradientMemory
-from scavenger.train.custom_loop.ranks import FirstRank, LostRankError, Ranks, lend
+from scavenger.train.custom_loop.gradient_memory import MEAN, GradientMemory, lend
+from scavenger.train.custom_loop.ranks import FirstRank, LostRankError, Ranks
 from scavenger.train.custom_loop.script import metrics_of, run_script
 from scavenger.train.failpoints import fail_here
 from scavenger.train.transport.heartbeat import Heartbeat
@@ -201,10 +201,7 @@ class LoopLink:
         if not self._shares:
             return arrays
         assert self._memory is not None
-        shared = self._memory.arrays(self.place, lm.headers_of(arrays))
-        for array in shared.values():
-            array[...] = 0
-        return shared
+        return self._memory.zeros(self.place, lm.headers_of(arrays))
 
     def boundary(self, epoch: int, samples: int, loss: float | None, *, over: bool) -> None:
         self.step += 1

@@ -1,7 +1,9 @@
 """A script in the public style: plain PyTorch, with what most scripts have; in a job, by three calls."""
 
 import argparse
+import contextlib
 import os
+import signal
 import time
 
 import torch
@@ -30,6 +32,7 @@ parser.add_argument("--average", action="store_true")
 parser.add_argument("--divided", action="store_true")
 parser.add_argument("--sampler", action="store_true")
 parser.add_argument("--fail", default="")  # at which rank
+parser.add_argument("--die", default="")  # the last rank of one worker: the file tells whether it has
 
 
 class Model(nn.Module):
@@ -84,6 +87,12 @@ def collate(rows):
     return {"x": torch.stack([x for x, _ in rows]), "y": torch.stack([y for _, y in rows])}
 
 
+def die_once(file):
+    if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
+        with contextlib.suppress(FileExistsError), open(file, "x"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def train_epoch(model, optimizer, loader, scheduler, scaler, average, epoch, device, fail):
     getattr(model, "module", model).body.requires_grad_(epoch >= 1)  # frozen at first
     for number, batch in enumerate(loader):
@@ -116,6 +125,8 @@ def main():
     waited = 0
     for epoch in range(args.epochs):
         train_epoch(model, optimizer, loader, scheduler, scaler, average, epoch, args.device, args.fail)
+        if args.die and epoch == 1:
+            die_once(args.die)
         time.sleep(args.pause)
         optimizer.param_groups[0]["weight_decay"] = 0.02 / (epoch + 2)
         elastic.log(epoch=epoch, decay=optimizer.param_groups[0]["weight_decay"])
