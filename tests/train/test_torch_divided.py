@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from multiprocessing import Pipe
 from pathlib import Path
 
 import psutil
@@ -10,6 +12,8 @@ from test_torch_scripts import replayed
 from torch_jobs import OWN, assert_equal, driven, plainly, sampled_once
 
 from scavenger.errors import TrainingCodeError
+from scavenger.train.custom_loop import rank_messages as rm
+from scavenger.train.custom_loop.ranks import LostRankError, Ranks
 from scavenger.train.custom_loop.workers import LoopWorkers
 from scavenger.train.transport.messages.values import CheckpointPlan, RestorePoint
 
@@ -73,6 +77,23 @@ def test_a_worker_is_replaced_whichever_of_its_processes_fail_after_one_that_was
     assert len({name for step in job.steps for name, *_ in step.pieces}) == 3
     sampled_once(job.steps, 500)
     assert_equal(state, replayed([], job.steps))
+
+
+@pytest.mark.parametrize("killed", [True, False])
+@pytest.mark.parametrize("error", [RuntimeError("closed"), TrainingCodeError("the other's")])
+def test_an_error_that_another_process_tells_counts_unless_one_was_killed(
+    killed: bool, error: Exception
+) -> None:
+    ours, theirs = Pipe()
+    ranks = object.__new__(Ranks)
+    ranks._connections, ranks._killed = [ours], threading.Event()
+    theirs.send_bytes(rm.encode(rm.Broken("code", "train.py:3: RuntimeError: closed")))
+    if killed:
+        ranks._killed.set()
+
+    found = ranks.cause(error)
+
+    assert isinstance(found, LostRankError if killed else TrainingCodeError)
 
 
 def test_what_fails_at_one_process_ends_the_job_with_its_line_and_leaves_none(tmp_path: Path) -> None:
